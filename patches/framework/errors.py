@@ -1,0 +1,78 @@
+"""What can go wrong, as types.
+
+SplintError
+├── SettingError            an SPLINT_* variable is unknown or malformed
+├── RunDirectoryError       no private, writable run directory
+└── RefusedError            this process must not serve; exit code 78
+    ├── FingerprintError    the source under a patch is not the one that was reviewed
+    ├── TargetMissingError  the module has no such function or class any more
+    ├── AlreadyReplacedError  somebody else stands where the patch should go
+    ├── StaleAliasError     a name elsewhere still holds the unpatched object
+    ├── BootstrapError      the start-up hooks did not run in this process
+    └── EnvironmentRefusedError  a switch that takes work out of the patches' reach is on
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyReplacedError",
+    "BootstrapError",
+    "EnvironmentRefusedError",
+    "FingerprintError",
+    "RefusedError",
+    "RunDirectoryError",
+    "SettingError",
+    "SplintError",
+    "StaleAliasError",
+    "TargetMissingError",
+]
+
+EXIT_USAGE = 2
+EXIT_SMOKE_FAILED = 70
+EXIT_REFUSED = 78
+
+
+class SplintError(Exception):
+    """A problem that vllm-splint found: what was found, what was wanted, what to do."""
+
+    def __init__(self, found: str, wanted: str, remedy: str) -> None:
+        self.found = found
+        self.wanted = wanted
+        self.remedy = remedy
+        super().__init__(f"{found}; wanted {wanted}. {remedy}")
+
+
+class SettingError(SplintError):
+    """An ``SPLINT_*`` environment variable is unknown or its value is malformed."""
+
+
+class RunDirectoryError(SplintError):
+    """No private, writable directory was found for the server's run files."""
+
+
+class RefusedError(SplintError):
+    """This process must not serve. Supervised servers end with exit code 78."""
+
+
+class FingerprintError(RefusedError):
+    """The source under a patch differs from every source that a person has reviewed."""
+
+
+class TargetMissingError(RefusedError):
+    """The module does not define the function or class that a patch replaces."""
+
+
+class AlreadyReplacedError(RefusedError):
+    """The object under a patch was replaced by somebody else before the patch came."""
+
+
+class StaleAliasError(RefusedError):
+    """A module still holds a name for the unpatched object, and it can't be rebound."""
+
+
+class BootstrapError(RefusedError):
+    """The start-up hooks (the ``.pth`` file) did not run in this process."""
+
+
+class EnvironmentRefusedError(RefusedError):
+    """An environment switch takes part of the server out of the patches' reach."""
