@@ -1,0 +1,94 @@
+"""The run directory: where the processes of one server leave word for each other.
+
+Layout, all files written whole (temporary name, fsync, rename)::
+
+    roster/<pid>.json      one attestation a process
+    roster/<pid>.calls     its call counters, one unsigned 64-bit integer a seam, live
+    refused/<pid>.json     why a process refused to serve
+    phase.json             {"phase": ..., "since": ..., "drain_s": ...}, by the first API server
+    smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
+    verdict.json           what they found
+    supervisor.json        pid of the supervising parent
+
+Standard library only: it is imported at interpreter start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from patches.framework.errors import RunDirectoryError
+
+__all__ = ["ENV", "PHASE", "REFUSED", "ROSTER", "SMOKE_PLAN", "VERDICT", "create", "current", "read_json", "write_json"]
+
+ENV = "SPLINT_RUN_DIR"
+ROSTER = "roster"
+REFUSED = "refused"
+PHASE = "phase.json"
+SMOKE_PLAN = "smoke.json"
+VERDICT = "verdict.json"
+
+
+def _bases() -> list[Path]:
+    """Where a private folder may be made, best first; a read-only root leaves at least ``/dev/shm``."""
+    named = [os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR")]
+    return [Path(base) for base in (*named, "/tmp", "/dev/shm") if base]
+
+
+def create() -> Path:
+    """Make a private folder (mode 0700) for one server and return its path.
+
+    Raises:
+        RunDirectoryError: no place for it is writable.
+    """
+    for base in _bases():
+        try:
+            path = Path(tempfile.mkdtemp(prefix="splint-", dir=base))
+        except OSError:
+            continue
+        return prepare(path)
+    tried = ", ".join(str(base) for base in _bases())
+    raise RunDirectoryError(
+        f"no writable place for the run directory (tried {tried})",
+        "one private writable folder",
+        f"Mount a tmpfs at /tmp or set {ENV} to a writable folder.",
+    )
+
+
+def prepare(path: Path) -> Path:
+    """Make the folders inside ``path`` and return it."""
+    for name in (ROSTER, REFUSED):
+        (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def current() -> Path | None:
+    """The run directory of the server that this process belongs to, or None outside one."""
+    value = os.environ.get(ENV)
+    return Path(value) if value else None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` so that a reader sees the old file or the whole new one."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any | None:
+    """The file's content, or None where there is no such file (yet)."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None

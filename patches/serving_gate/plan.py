@@ -1,0 +1,101 @@
+"""What the gate tells the smoke tests, and what they tell the gate.
+
+The gate writes a :class:`SmokePlan` into the run directory and starts ``python -m entrypoint.smoke``;
+that process writes a :class:`Verdict`. Both travel as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["SMOKE_HEADER", "CheckResult", "SmokePlan", "Verdict"]
+
+SMOKE_HEADER = "x-splint-smoke"
+CONTROL_PREFIX = "/splint/control"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class SmokePlan:
+    """How to reach the server under test, and what it can do.
+
+    Attributes:
+        base_url: ``http://127.0.0.1:8000`` with the root path, without ``/v1``.
+        secret: Value of the :data:`SMOKE_HEADER` header that passes the closed gate.
+        uds: Path of the Unix socket to connect through, or None for TCP.
+        ca_file: Certificate to trust for https, or None.
+        api_key: Bearer token of the server, or None.
+        model: First served model name.
+        runner: vLLM's runner type, ``generate`` or ``pooling``.
+        max_model_len: In tokens.
+        block_size: KV block size in tokens.
+        vocab_size: Token ids below this number may be sent as a prompt.
+        prefix_caching: Whether the engine keeps a prefix cache.
+        connector: KV connector's name, or None.
+        kv_role: ``kv_both``, ``kv_producer``, ``kv_consumer`` or None.
+        chunk_tokens: LMCache's chunk size in tokens, or None.
+        dp_ranks: The data-parallel ranks whose engines this server owns.
+        cache_dtype: The engine's ``cache_dtype`` string.
+        expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank and rank.
+        level: ``full`` or ``quick``.
+        timeout_s: Seconds for the whole battery.
+    """
+
+    base_url: str
+    secret: str
+    model: str
+    runner: str
+    max_model_len: int
+    block_size: int
+    vocab_size: int
+    prefix_caching: bool
+    dp_ranks: tuple[int, ...]
+    cache_dtype: str
+    expected_roster: tuple[dict[str, Any], ...]
+    level: str = "full"
+    timeout_s: float = 120.0
+    connector: str | None = None
+    kv_role: str | None = None
+    chunk_tokens: int | None = None
+    uds: str | None = None
+    ca_file: str | None = None
+    api_key: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SmokePlan:
+        return cls(**{**data, "dp_ranks": tuple(data["dp_ranks"]), "expected_roster": tuple(data["expected_roster"])})
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check's outcome. ``status`` is ``passed``, ``failed`` or ``skipped``; a skip names its reason."""
+
+    id: str
+    proves: str
+    status: str
+    seconds: float
+    reason: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The battery's outcome; ``status`` is ``passed`` or ``failed``."""
+
+    status: str
+    level: str
+    seconds: float
+    finished_at: str
+    checks: tuple[CheckResult, ...]
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Verdict:
+        return cls(**{**data, "checks": tuple(CheckResult(**check) for check in data["checks"])})
