@@ -1,0 +1,29 @@
+"""The catalogue: every patch, in the order in which it is applied and reported.
+
+Only names stand here, so that a process that is neither vLLM's nor LMCache's pays next to nothing;
+:func:`catalogue` loads the records.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from patches.framework.records import Patch
+
+__all__ = ["PATCH_IDS", "__version__", "catalogue"]
+
+__version__ = "0.1.0"
+
+PATCH_IDS = (
+    "process_roster",
+    "lmcache_roster",
+    "serving_gate",
+)
+
+
+def catalogue() -> tuple[Patch, ...]:
+    """Every patch record, in catalogue order."""
+    from importlib import import_module
+
+    return tuple(import_module(f"patches.{patch_id}").PATCH for patch_id in PATCH_IDS)

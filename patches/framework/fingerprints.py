@@ -1,0 +1,181 @@
+"""Fingerprints of upstream source, and the store of those that a person has reviewed.
+
+A fingerprint is the SHA-256 of one function's or class's source text: dedented, trailing blanks removed, comments
+and decorators included. It is taken from the file, so nothing is imported, and it is the same under every Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import sys
+import textwrap
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from patches.framework.errors import FingerprintError, TargetMissingError
+
+__all__ = ["Reviewed", "check", "installed_source", "reviewed", "source_digest", "take"]
+
+REVIEWED_FOLDER = Path(__file__).parent.parent / "reviewed"
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """What was reviewed of one library: all digests by target and by file, each with its releases.
+
+    Attributes:
+        targets: ``module:qualname`` to {digest: releases}.
+        files: ``module`` to the digests of whole files in which all of its targets were reviewed.
+        decorated: targets that stand under a decorator in the source.
+    """
+
+    targets: dict[str, dict[str, tuple[str, ...]]]
+    files: dict[str, frozenset[str]]
+    decorated: frozenset[str]
+
+
+def _library(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@lru_cache(maxsize=None)
+def reviewed(library: str) -> Reviewed:
+    """The reviewed fingerprints of every release of ``library`` (``vllm`` or ``lmcache``)."""
+    targets: dict[str, dict[str, tuple[str, ...]]] = {}
+    files: dict[str, set[str]] = {}
+    decorated: set[str] = set()
+    for path in sorted(REVIEWED_FOLDER.glob(f"{library}-*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        for name, digest in data["targets"].items():
+            known = targets.setdefault(name, {})
+            known[digest] = (*known.get(digest, ()), data["release"])
+        for module, digest in data["files"].items():
+            files.setdefault(module, set()).add(digest)
+        decorated.update(data["decorated"])
+    return Reviewed(targets, {name: frozenset(digests) for name, digests in files.items()}, frozenset(decorated))
+
+
+def installed_source(module: str) -> Path:
+    """The file that defines ``module`` in this environment, found without importing it.
+
+    Raises:
+        TargetMissingError: the library or the module is not there.
+    """
+    library, *rest = module.split(".")
+    loaded = getattr(sys.modules.get(library), "__path__", None)
+    roots = list(loaded) if loaded else _package_roots(library)
+    for root in roots:
+        base = Path(root, *rest)
+        for candidate in (base.with_suffix(".py") if rest else base / "__init__.py", base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    raise TargetMissingError(f"no module {module} in this environment", "the module of a reviewed release", _REMEDY)
+
+
+def _package_roots(library: str) -> list[str]:
+    spec = PathFinder.find_spec(library)
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+_REMEDY = (
+    "Install a release that vllm-splint covers (splint patches lists them), or leave the patch out with SPLINT_PATCHES=-<id>."
+)
+
+
+def source_digest(text: str) -> str:
+    """SHA-256 of source text, without indentation and trailing blanks."""
+    lines = textwrap.dedent(text).splitlines()
+    return hashlib.sha256("\n".join(line.rstrip() for line in lines).encode()).hexdigest()
+
+
+def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Functions and classes of a body by name, those under ``if`` and ``try`` included; the last one wins."""
+    found: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.If, ast.Try)):
+            blocks = [node.body, node.orelse, *(handler.body for handler in getattr(node, "handlers", ()))]
+            for block in blocks:
+                found.update(_definitions(block))
+    return found
+
+
+def _segment(source: str, tree: ast.Module, qualname: str) -> tuple[str, bool] | None:
+    """Source text of ``qualname`` and whether it is decorated, or None where it is not defined."""
+    body, node = tree.body, None
+    for name in qualname.split("."):
+        node = _definitions(body).get(name)
+        if node is None:
+            return None
+        body = getattr(node, "body", [])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])  # type: ignore[union-attr]
+    lines = source.splitlines()[first - 1 : node.end_lineno]  # type: ignore[union-attr]
+    return "\n".join(lines), bool(decorators)
+
+
+def take(names: tuple[str, ...]) -> dict[str, Any]:
+    """Fingerprint ``module:qualname`` names in the installed sources.
+
+    Returns:
+        ``targets`` (name to digest), ``files`` (module to digest) and ``decorated`` (names), as a reviewed file has them.
+
+    Raises:
+        TargetMissingError: a module or a name is not there.
+    """
+    targets: dict[str, str] = {}
+    files: dict[str, str] = {}
+    decorated: list[str] = []
+    for name in names:
+        module, _, qualname = name.partition(":")
+        source = installed_source(module).read_text(encoding="utf-8")
+        segment = _segment(source, ast.parse(source), qualname)
+        if segment is None:
+            raise TargetMissingError(f"{module} defines no {qualname}", "the name that a patch replaces", _REMEDY)
+        text, under_decorator = segment
+        targets[name] = source_digest(text)
+        files[module] = hashlib.sha256(source.encode()).hexdigest()
+        if under_decorator:
+            decorated.append(name)
+    return {"targets": targets, "files": files, "decorated": decorated}
+
+
+def check(names: tuple[str, ...]) -> None:
+    """Compare installed sources with the reviewed ones.
+
+    A file that was reviewed whole is recognised by its own digest; only a changed file is parsed.
+
+    Raises:
+        FingerprintError: a source differs from every reviewed one; the message names the function and the releases.
+        TargetMissingError: a module or a name is not there.
+    """
+    by_module: dict[str, list[str]] = {}
+    for name in names:
+        by_module.setdefault(name.partition(":")[0], []).append(name)
+    for module, wanted in by_module.items():
+        known = reviewed(_library(module))
+        content = installed_source(module).read_bytes()
+        all_known = all(name in known.targets for name in wanted)
+        if all_known and hashlib.sha256(content).hexdigest() in known.files.get(module, ()):
+            continue
+        taken = take(tuple(wanted))["targets"]
+        for name in wanted:
+            _compare(name, taken[name], known)
+
+
+def _compare(name: str, digest: str, known: Reviewed) -> None:
+    accepted = known.targets.get(name, {})
+    if digest in accepted:
+        return
+    releases = sorted({release for found in accepted.values() for release in found}) or ["no release"]
+    raise FingerprintError(
+        f"{name} has the source fingerprint {digest[:12]}",
+        f"one that was reviewed ({', '.join(value[:12] for value in accepted) or 'none'}; {', '.join(releases)})",
+        f"The function differs from the reviewed one: run `splint review {name}` to see it. {_REMEDY}",
+    )

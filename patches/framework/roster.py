@@ -1,0 +1,162 @@
+"""Attestations: what each process of a server says about itself, and what the gate makes of them.
+
+A process writes ``roster/<pid>.json`` when it learns its role, whenever a patch changes state, and when the plugin has
+verified it. Its call counters lie beside it and move while it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import patches
+from patches.framework import counters, rundir, timing
+from patches.framework.application import Application, State
+from patches.framework.libraries import DISTRIBUTIONS, installed_version
+from patches.framework.records import Role
+
+__all__ = ["SCHEMA", "attestation", "compare", "load", "patch_set_digest", "start_time"]
+
+SCHEMA = 1
+_VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
+_SETTLED = frozenset({State.APPLIED, State.INERT, State.NOT_APPLICABLE, State.OFF})
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which process ``pid`` started, or None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+@lru_cache(maxsize=None)
+def patch_set_digest(selection: tuple[str, ...]) -> str:
+    """Identity of the patches' code, the reviewed fingerprints and the selection, 16 hex digits."""
+    digest = hashlib.sha256(repr((patches.__version__, selection)).encode())
+    root = Path(patches.__file__).parent
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.json")]):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def attestation(
+    application: Application,
+    identity: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    mode: str,
+    selection: tuple[str, ...],
+    verified: bool,
+    rebound: Iterable[str],
+) -> dict[str, Any]:
+    """What this process says about itself, ready for JSON."""
+    return {
+        "schema": SCHEMA,
+        **identity,
+        "pid": os.getpid(),
+        "start_time": start_time(os.getpid()),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "splint": patches.__version__,
+        "libraries": {library: installed_version(library) for library in DISTRIBUTIONS},
+        "mode": mode,
+        "patch_set": patch_set_digest(selection),
+        "plugin_verified": verified,
+        "facts": dict(facts),
+        "rebound_aliases": list(rebound),
+        "patches": [
+            {"id": patch_id, "state": state.state.value, "reason": state.reason, "targets": list(state.replaced)}
+            for patch_id, state in application.states.items()
+        ],
+        "seams": list(application.counters.names),
+        "timings_ms": timing.phases_ms(),
+    }
+
+
+def load(run_dir: Path) -> list[dict[str, Any]]:
+    """Every attestation in ``run_dir``, with ``calls`` by seam and ``alive`` added. Linear in processes."""
+    found = []
+    for path in sorted((run_dir / rundir.ROSTER).glob("*.json")):
+        data = rundir.read_json(path)
+        if data is not None:
+            data["calls"] = counters.read(path.with_suffix(".calls"), tuple(data["seams"]))
+            data["alive"] = data["start_time"] is not None and start_time(data["pid"]) == data["start_time"]
+            found.append(data)
+    return found
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    return entry["role"], entry.get("dp_rank"), entry.get("rank")
+
+
+def _name(key: tuple[str, Any, Any]) -> str:
+    role, dp_rank, rank = key
+    where = [f"DP{dp_rank}" if dp_rank is not None else "", f"rank {rank}" if rank is not None else ""]
+    return " ".join([role, *(part for part in where if part)])
+
+
+def compare(expected: Iterable[Mapping[str, Any]], attested: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Hold the roster that the engine's parallel configuration demands against the attestations.
+
+    Args:
+        expected: Entries with ``role`` and, where the role has them, ``dp_rank`` and ``rank``. An LMCache server that
+            shares the run directory need not be named; its patches are compared all the same.
+        attested: What :func:`load` returned.
+
+    Returns:
+        One sentence for each problem, naming the process; empty where the roster is complete.
+    """
+    living = {_key(entry): entry for entry in attested if entry["alive"]}
+    wanted = {_key(entry) for entry in expected}
+    problems = [f"{_name(key)} has not attested: it runs without the patches" for key in sorted(wanted - set(living), key=str)]
+    extra = {key for key in set(living) - wanted if key[0] != Role.LMCACHE_SERVER.value}
+    problems += [f"{_name(key)} is not part of this server" for key in sorted(extra, key=str)]
+    members = [living[key] for key in sorted(set(living) - extra, key=str)]
+    for entry in members:
+        problems += _member_problems(entry)
+    problems += _differences(members)
+    return problems
+
+
+def _member_problems(entry: Mapping[str, Any]) -> list[str]:
+    name = f"{_name(_key(entry))} (pid {entry['pid']})"
+    problems = [
+        f"{name}: patch {patch['id']} is {patch['state']}: {patch['reason']}"
+        for patch in entry["patches"]
+        if patch["state"] == State.REFUSED.value
+    ]
+    if Role(entry["role"]) in _VERIFIED_ROLES and not entry["plugin_verified"]:
+        problems.append(f"{name}: the vllm_splint plugin did not run; VLLM_PLUGINS must name vllm_splint where it is set")
+    return problems + [f"{name}: {text}" for text in _pending(entry)]
+
+
+def _pending(entry: Mapping[str, Any]) -> list[str]:
+    """Patches that this role must carry and does not."""
+    roles = {patch.id: patch.roles for patch in patches.catalogue()}
+    settled = {state.value for state in _SETTLED}
+    return [
+        f"patch {patch['id']} is {patch['state']}, though this role needs it"
+        for patch in entry["patches"]
+        if Role(entry["role"]) in roles.get(patch["id"], ()) and patch["state"] not in settled
+    ]
+
+
+def _differences(members: list[Mapping[str, Any]]) -> list[str]:
+    """Members whose patch set, mode or library versions are not those of the first."""
+    problems = []
+    for entry in members[1:]:
+        for field in ("patch_set", "mode", "libraries"):
+            if entry[field] != members[0][field]:
+                problems.append(
+                    f"{_name(_key(entry))}: {field} is {entry[field]}, {_name(_key(members[0]))} has {members[0][field]}"
+                )
+    return problems

@@ -1,0 +1,114 @@
+"""Every ``SPLINT_*`` environment variable, as data. Standard library only.
+
+The README's table of settings is generated from :data:`SETTINGS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from patches.framework.errors import SettingError
+
+__all__ = ["PREFIX", "SETTINGS", "Setting", "check_environment", "get"]
+
+PREFIX = "SPLINT_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One environment variable: its name, default, meaning, and how its text is read."""
+
+    name: str
+    default: str
+    doc: str
+    parse: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    internal: bool = False
+
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """The parsed value in ``environ``; an empty value counts as not set.
+
+        Raises:
+            SettingError: the text is not one of the choices or can't be parsed.
+        """
+        text = environ.get(self.name) or self.default
+        if self.choices and text not in self.choices:
+            raise SettingError(f"{self.name}={text!r}", f"one of {', '.join(self.choices)}", "Correct or unset it.")
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise SettingError(f"{self.name}={text!r} ({error})", self.doc, "Correct or unset it.") from error
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("not a positive number of seconds")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+SETTINGS = (
+    Setting(
+        "SPLINT_MODE",
+        "enforce",
+        "enforce: refuse to start without every needed patch; report: apply what fits and say what does not;"
+        " off: stock vLLM and LMCache.",
+        choices=("enforce", "report", "off"),
+    ),
+    Setting("SPLINT_PATCHES", "all", "Which patches: all, none, a comma-separated list, or all but some (-a,-b).", _names),
+    Setting("SPLINT_RUN_DIR", "", "Folder for the run files; by default a private one for each server."),
+    Setting("SPLINT_SMOKE", "full", "Smoke tests before the gate opens.", choices=("full", "quick", "off")),
+    Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
+    Setting(
+        "SPLINT_LMCACHE_START_TIMEOUT_S",
+        "10",
+        "Seconds that the engine waits at start for an answer of the LMCache server.",
+        _seconds,
+    ),
+    Setting(
+        "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S",
+        "1",
+        "Seconds after which a look-up in LMCache is given up and the prompt recomputed.",
+        _seconds,
+    ),
+    Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
+)
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
+    """The parsed value of a known setting.
+
+    Raises:
+        KeyError: ``name`` is not in :data:`SETTINGS`.
+        SettingError: its value is malformed.
+    """
+    return _BY_NAME[name].read(os.environ if environ is None else environ)
+
+
+def check_environment(environ: Mapping[str, str] | None = None) -> None:
+    """Check every ``SPLINT_*`` variable.
+
+    Raises:
+        SettingError: a variable is unknown (the message names the nearest known one) or malformed.
+    """
+    environ = os.environ if environ is None else environ
+    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+        if name not in _BY_NAME:
+            raise _unknown(name)
+        _BY_NAME[name].read(environ)
+
+
+def _unknown(name: str) -> SettingError:
+    from difflib import get_close_matches
+
+    public = [setting.name for setting in SETTINGS if not setting.internal]
+    nearest = get_close_matches(name, public, n=1, cutoff=0.0)[0]
+    return SettingError(f"unknown setting {name}", f"one of {', '.join(public)}", f"Did you mean {nearest}?")

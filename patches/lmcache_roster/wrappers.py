@@ -1,0 +1,24 @@
+"""The function in which the LMCache server starts, with its role noted on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from patches.framework import process
+from patches.framework.records import Role, Seam
+
+__all__ = ["run_cache_server"]
+
+
+def run_cache_server(seam: Seam) -> Callable[..., Any]:
+    """Note the role, then serve."""
+
+    @wraps(seam.original)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        process.start().take_role(Role.LMCACHE_SERVER)
+        return seam.original(*args, **kwargs)
+
+    return start

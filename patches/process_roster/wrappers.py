@@ -1,0 +1,59 @@
+"""The functions that every vLLM process starts in, each with its role noted on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from patches.framework import process
+from patches.framework.records import Role, Seam
+
+__all__ = ["launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
+
+
+def _noting(seam: Seam, note: Callable[..., None]) -> Callable[..., Any]:
+    @wraps(seam.original)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        note(*args, **kwargs)
+        return seam.original(*args, **kwargs)
+
+    return start
+
+
+def run_server_worker(seam: Seam) -> Callable[..., Any]:
+    """API server; ``rank`` is its index among several."""
+
+    def note(_address: str, _sock: Any, _args: Any, client_config: dict[str, Any] | None = None, **_: Any) -> None:
+        process.start().take_role(Role.API_SERVER, rank=(client_config or {}).get("client_index", 0))
+
+    return _noting(seam, note)
+
+
+def launcher(seam: Seam) -> Callable[..., Any]:
+    """The parent of several API servers, or of the engines of a headless node."""
+    return _noting(seam, lambda *_args, **_kwargs: process.start().take_role(Role.LAUNCHER))
+
+
+def run_engine_core(seam: Seam) -> Callable[..., Any]:
+    """Engine core of one data-parallel rank."""
+
+    def note(*_args: Any, dp_rank: int = 0, **_kwargs: Any) -> None:
+        process.start().take_role(Role.ENGINE_CORE, dp_rank=dp_rank)
+
+    return _noting(seam, note)
+
+
+def worker_main(seam: Seam) -> Callable[..., Any]:
+    """Worker; ``rank`` counts the workers of its engine (TP x PP)."""
+
+    def note(*_args: Any, vllm_config: Any, rank: int = 0, **_kwargs: Any) -> None:
+        process.start().take_role(Role.WORKER, dp_rank=vllm_config.parallel_config.data_parallel_index, rank=rank)
+
+    return _noting(seam, note)
+
+
+def run_coordinator(seam: Seam) -> Callable[..., Any]:
+    """The coordinator of data-parallel waves."""
+    return _noting(seam, lambda *_args, **_kwargs: process.start().take_role(Role.DP_COORDINATOR))

@@ -1,0 +1,125 @@
+"""Opening the gate: the first API server runs the smoke tests, the others wait for their verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from patches.framework import rundir
+from patches.framework.errors import EXIT_SMOKE_FAILED
+from patches.serving_gate.gate import Gate
+from patches.serving_gate.metrics import publish
+from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
+from patches.serving_gate.planning import make_plan
+
+__all__ = ["Opening"]
+
+_POLL_S = 0.1
+_GRACE_S = 5.0
+
+
+class Opening:
+    """Brings one API server's gate from the smoke tests to serving, or the server to its end."""
+
+    def __init__(self, gate: Gate, app: Any, config: Any, *, enforcing: bool, level: str, run_dir: Path) -> None:
+        self._gate = gate
+        self._app = app
+        self._config = config
+        self._enforcing = enforcing
+        self._level = level
+        self._run_dir = run_dir
+
+    @property
+    def _first(self) -> bool:
+        return int(self._config.parallel_config._api_process_rank) <= 0
+
+    async def run(self) -> None:
+        """Wait until the server listens, get the verdict, and act on it."""
+        if self._first:
+            self._note("smoke")
+        await self._listening()
+        verdict = await (self._test() if self._first else self._await_verdict())
+        publish(verdict, self._run_dir)
+        if verdict.status == "failed" and self._enforcing:
+            self._fail(verdict)
+        else:
+            self._serve(verdict)
+
+    async def _listening(self) -> None:
+        while not getattr(getattr(self._app.state, "server", None), "started", False):
+            await asyncio.sleep(_POLL_S)
+
+    async def _test(self) -> Verdict:
+        plan = make_plan(self._app.state.args, self._config, self._run_dir)
+        if self._level == "off":
+            verdict = _own_verdict("skipped", plan, "the smoke tests are turned off by SPLINT_SMOKE=off")
+        else:
+            verdict = await self._run_battery(plan)
+        rundir.write_json(self._run_dir / rundir.VERDICT, verdict.to_json())
+        (self._run_dir / rundir.SMOKE_PLAN).unlink(missing_ok=True)
+        return verdict
+
+    async def _run_battery(self, plan: SmokePlan) -> Verdict:
+        plan_file, found = self._run_dir / rundir.SMOKE_PLAN, self._run_dir / "battery.json"
+        rundir.write_json(plan_file, plan.to_json())
+        command = (sys.executable, "-P", "-m", "entrypoint.smoke", str(plan_file), str(found))
+        battery = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        try:
+            code = await asyncio.wait_for(battery.wait(), plan.timeout_s + _GRACE_S)
+        except asyncio.TimeoutError:
+            battery.kill()
+            return _own_verdict("failed", plan, f"the smoke tests did not end within {plan.timeout_s:g} s")
+        finally:
+            with suppress(ProcessLookupError):
+                battery.kill()
+        data = rundir.read_json(found)
+        if data is None:
+            return _own_verdict("failed", plan, f"the smoke tests ended with code {code} and left no verdict")
+        return Verdict.from_json(data)
+
+    async def _await_verdict(self) -> Verdict:
+        while (data := rundir.read_json(self._run_dir / rundir.VERDICT)) is None:
+            await asyncio.sleep(_POLL_S)
+        return Verdict.from_json(data)
+
+    def _serve(self, verdict: Verdict) -> None:
+        self._gate.enter("serving")
+        if self._first:
+            self._note("serving")
+            passed = sum(check.status == "passed" for check in verdict.checks)
+            _say(f"open for traffic: smoke tests {verdict.status}, {passed} checks passed in {verdict.seconds:.1f} s")
+
+    def _fail(self, verdict: Verdict) -> None:
+        self._gate.enter("failed")
+        if not self._first:
+            return
+        self._note("failed")
+        for check in verdict.checks:
+            if check.status == "failed":
+                _say(f"smoke test {check.id} FAILED: {check.reason}")
+        _say(f"not serving: the smoke tests failed; ending with exit code {EXIT_SMOKE_FAILED}")
+        if os.environ.get("SPLINT_SUPERVISOR_PID") is None:
+            self._app.state.engine_client.shutdown(timeout=0)
+            os._exit(EXIT_SMOKE_FAILED)
+
+    def _note(self, phase: str) -> None:
+        content = {"phase": phase, "since": _now(), "drain_s": self._config.shutdown_timeout}
+        rundir.write_json(self._run_dir / rundir.PHASE, content)
+
+
+def _own_verdict(status: str, plan: SmokePlan, reason: str) -> Verdict:
+    check = CheckResult("battery", "the smoke tests run to their end", status, 0.0, reason)
+    return Verdict(status, plan.level, 0.0, _now(), (check,))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _say(text: str) -> None:
+    print(f"splint: {text}", file=sys.stderr, flush=True)

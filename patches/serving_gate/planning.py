@@ -1,0 +1,66 @@
+"""Making the smoke plan from what the API server knows about itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from patches.framework import roster, settings
+from patches.serving_gate.expected import expected_roster, local_dp_ranks
+from patches.serving_gate.plan import SmokePlan
+
+__all__ = ["make_plan"]
+
+
+def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
+    """What the smoke tests are to prove about this server.
+
+    Args:
+        args: The API server's parsed arguments.
+        config: vLLM's ``VllmConfig``.
+        run_dir: The server's run directory.
+    """
+    model, cache, transfer = config.model_config, config.cache_config, config.kv_transfer_config
+    return SmokePlan(
+        base_url=_base_url(args),
+        secret=secrets.token_urlsafe(32),
+        model=(args.served_model_name or [args.model])[0],
+        runner=model.runner_type,
+        max_model_len=model.max_model_len,
+        block_size=cache.block_size,
+        vocab_size=model.get_vocab_size(),
+        prefix_caching=bool(cache.enable_prefix_caching),
+        connector=transfer.kv_connector if transfer else None,
+        kv_role=transfer.kv_role if transfer else None,
+        chunk_tokens=_chunk_tokens(run_dir),
+        dp_ranks=local_dp_ranks(config.parallel_config),
+        cache_dtype=cache.cache_dtype,
+        expected_roster=expected_roster(config),
+        level=settings.get("SPLINT_SMOKE"),
+        timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
+        uds=args.uds,
+        ca_file=args.ssl_certfile,
+        api_key=_api_key(args),
+    )
+
+
+def _base_url(args: Any) -> str:
+    scheme = "https" if args.ssl_certfile else "http"
+    host = args.host if args.host not in (None, "", "0.0.0.0", "::") else "127.0.0.1"
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{args.port}{args.root_path or ''}"
+
+
+def _api_key(args: Any) -> str | None:
+    keys = args.api_key or [os.environ.get("VLLM_API_KEY")]
+    return keys[0] or None
+
+
+def _chunk_tokens(run_dir: Path) -> int | None:
+    """LMCache's chunk size in tokens, as the engine cores attested it."""
+    for entry in roster.load(run_dir):
+        if "lmcache_chunk_tokens" in entry["facts"]:
+            return int(entry["facts"]["lmcache_chunk_tokens"])
+    return None

@@ -1,0 +1,69 @@
+"""vLLM's ``serve_http`` with the gate around the application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from patches.framework import process, rundir, settings
+from patches.framework.records import Seam
+from patches.serving_gate.gate import Control, Gate
+from patches.serving_gate.opening import Opening
+from patches.serving_gate.routes import add_routes
+
+__all__ = ["serve_http"]
+
+
+def serve_http(seam: Seam) -> Callable[..., Awaitable[Any]]:
+    """Serve behind the gate. A server without an engine (render only) has nothing to prove and is left alone."""
+
+    @wraps(seam.original)
+    async def gated(app: Any, *args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        if app.state.engine_client is None:
+            return await seam.original(app, *args, **kwargs)
+        opening = asyncio.create_task(_gate(app).run(), name="splint-opening")
+        stop = asyncio.create_task(_stop_on_error(opening, app))
+        try:
+            return await seam.original(app, *args, **kwargs)
+        finally:
+            opening.cancel()
+            stop.cancel()
+
+    return gated
+
+
+def _gate(app: Any) -> Opening:
+    run_dir = rundir.current() or rundir.create()
+    gate = Gate(app.middleware_stack or app.build_middleware_stack(), _controls(app.state.engine_client))
+    # The application has started, so add_middleware is refused: stand around its whole stack instead.
+    app.middleware_stack = gate
+    add_routes(app, gate, run_dir)
+    return Opening(
+        gate,
+        app,
+        app.state.engine_client.vllm_config,
+        enforcing=process.start().enforcing,
+        level=settings.get("SPLINT_SMOKE"),
+        run_dir=run_dir,
+    )
+
+
+def _controls(engine: Any) -> Mapping[str, Control]:
+    async def reset_prefix_cache() -> Mapping[str, Any]:
+        return {"reset": await engine.reset_prefix_cache()}
+
+    return {"/reset_prefix_cache": reset_prefix_cache}
+
+
+async def _stop_on_error(opening: asyncio.Task[None], app: Any) -> None:
+    """A gate that breaks must not stay shut in silence: its error ends the server."""
+    try:
+        await opening
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        app.state.server.should_exit = True
+        raise
