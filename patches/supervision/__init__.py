@@ -1,0 +1,45 @@
+"""The supervising parent: a server's first process, which sees to it that the server ends as it should.
+
+Imported at the start of every Python process of the environment, so this module imports nothing.
+What the parent itself needs is imported in the parent only.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise"]
+
+SUPERVISOR_PID = "SPLINT_SUPERVISOR_PID"
+
+
+def is_serving_command(argv: Sequence[str]) -> bool:
+    """Whether ``argv`` (``sys.orig_argv``) starts a vLLM server. Costs under 1 µs where it names no vLLM."""
+    if not any("vllm" in argument for argument in argv):
+        return False
+    from patches.supervision.command import is_serving
+
+    return is_serving(argv)
+
+
+def is_supervised(environ: Mapping[str, str], parent_pid: int) -> bool:
+    """Whether the parent of this process is a supervising parent already.
+
+    Args:
+        environ: The process's environment.
+        parent_pid: ``os.getppid()``.
+    """
+    return environ.get(SUPERVISOR_PID) == str(parent_pid)
+
+
+def supervise() -> None:
+    """Fork: the child returns and becomes the server, the parent watches it and never returns.
+
+    Must run before any thread is started. Returns without a fork where there is no Linux underneath.
+    Never raises: where there is no usable run directory it says so and ends the process with exit code 78.
+    """
+    from patches.supervision.fork import supervise as fork
+
+    fork()

@@ -1,0 +1,92 @@
+"""Which command lines start a vLLM server."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["drain_seconds", "is_headless", "is_serving", "is_ungated"]
+
+_ENDS_OPTIONS = "cm"
+_TAKES_VALUE = "WX"
+_LONG_WITH_VALUE = "--check-hash-based-pycs"
+
+_GATE = "serving_gate"
+_SERVERS = ("vllm.entrypoints.openai.api_server",)
+_COMMANDS = ("vllm.entrypoints.cli.main", "vllm")
+
+
+def is_serving(argv: Sequence[str]) -> bool:
+    """Whether an interpreter started as ``argv`` runs a vLLM server.
+
+    Knows ``vllm serve``, ``-m vllm.entrypoints.openai.api_server``, ``-m vllm.entrypoints.cli.main serve`` and the
+    same two modules started by path, each after any options of the interpreter.
+    """
+    program, arguments = _program(list(argv[1:]))
+    return program in _SERVERS or (program in _COMMANDS and arguments[:1] == ["serve"])
+
+
+def is_headless(argv: Sequence[str]) -> bool:
+    """Whether the server has no HTTP side (``--headless``)."""
+    return "--headless" in argv
+
+
+def drain_seconds(argv: Sequence[str]) -> float:
+    """Seconds that ``--shutdown-timeout`` grants to requests in flight; 0, vLLM's default, where it is not given."""
+    for position, argument in enumerate(argv):
+        name, _, value = argument.partition("=")
+        if name in ("--shutdown-timeout", "--shutdown_timeout"):
+            return _seconds(value or "".join(argv[position + 1 : position + 2]))
+    return 0.0
+
+
+def is_ungated(selection: str) -> bool:
+    """Whether ``SPLINT_PATCHES`` leaves the gate out, which tells the server's phases."""
+    names = [name.strip() for name in selection.split(",") if name.strip()]
+    if not names or names == ["all"]:
+        return False
+    return f"-{_GATE}" in names or (_GATE not in names and not names[0].startswith("-"))
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdigit() else 0.0
+
+
+def _program(arguments: list[str]) -> tuple[str, list[str]]:
+    """The module that the interpreter runs (a script as the module it stands for), and the program's arguments."""
+    while arguments:
+        option = arguments.pop(0)
+        if option == "--":
+            return _script(arguments)
+        if not option.startswith("-") or option == "-":
+            return _script([option, *arguments])
+        kind, value = _short_option(option)
+        if kind == "c":
+            break
+        if kind == "m":
+            return _module([value, *arguments] if value else arguments)
+        if (kind and not value) or option == _LONG_WITH_VALUE:
+            arguments = arguments[1:]
+    return "", []
+
+
+def _short_option(option: str) -> tuple[str, str]:
+    """The letter in a cluster like ``-uW`` that takes a value, and what of the value stands in the same word."""
+    if not option.startswith("--"):
+        for position, letter in enumerate(option[1:], start=2):
+            if letter in _ENDS_OPTIONS + _TAKES_VALUE:
+                return letter, option[position:]
+    return "", ""
+
+
+def _module(arguments: list[str]) -> tuple[str, list[str]]:
+    return (arguments[0], arguments[1:]) if arguments else ("", [])
+
+
+def _script(arguments: list[str]) -> tuple[str, list[str]]:
+    path, rest = _module(arguments)
+    for module in (*_SERVERS, _COMMANDS[0]):
+        if path.endswith("/" + module.replace(".", "/") + ".py"):
+            return module, rest
+    return ("vllm", rest) if path.rpartition("/")[2] == "vllm" else ("", [])
