@@ -29,9 +29,16 @@ class _FirstLook:
         with self._lock:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)  # type: ignore[arg-type]
-                from patches.framework import hooks
+                _install(name)
 
-                hooks.install()
+
+def _install(library: str) -> None:
+    from patches.framework import timing
+
+    with timing.phase("hooks"):
+        from patches.framework import hooks
+
+        hooks.install(library)
 
 
 def started() -> bool:
@@ -49,5 +56,18 @@ def start() -> None:
         from patches import supervision
 
         if supervision.is_serving_command(sys.orig_argv):
+            _check_settings()
             supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())  # type: ignore[arg-type]
+
+
+def _check_settings() -> None:
+    """A server with a malformed setting ends before it begins, with one line instead of a traceback."""
+    from patches.framework.errors import EXIT_REFUSED, SettingError
+    from patches.framework.selection import check_settings
+
+    try:
+        check_settings()
+    except SettingError as error:
+        print(f"splint: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_REFUSED)

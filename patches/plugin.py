@@ -30,5 +30,5 @@ def verify() -> None:
                 "Reinstall vllm-splint into this environment and start Python without -S or -I.",
             )
         )
-    hooks.install()
+    hooks.install("vllm")
     state.verify()

@@ -10,11 +10,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from patches.framework import fingerprints, settings
+from patches.framework import fingerprints
 from patches.framework.counters import Counters
-from patches.framework.errors import AlreadyReplacedError, RefusedError, SettingError, TargetMissingError
+from patches.framework.errors import AlreadyReplacedError, RefusedError, TargetMissingError
 from patches.framework.libraries import in_range, installed_version
 from patches.framework.records import Patch, Seam, Target
+from patches.framework.selection import selected
 from patches.framework.timing import phase
 
 __all__ = ["Application", "PatchState", "State"]
@@ -91,9 +92,9 @@ class Application:
         """Turn off what ``SPLINT_PATCHES`` leaves out.
 
         Raises:
-            SettingError: a name is no patch, or names to keep and names to drop are mixed.
+            SettingError: the selection is malformed.
         """
-        for patch_id in set(self.states) - set(_selected(names, tuple(self.states))):
+        for patch_id in set(self.states) - set(selected(names, tuple(self.states))):
             self.states[patch_id].settle(State.OFF, "left out by SPLINT_PATCHES")
 
     def modules(self) -> dict[str, list[tuple[PatchState, Target]]]:
@@ -168,20 +169,6 @@ class Application:
             for state, target in waiting
             if state.state in (State.PENDING, State.APPLIED) and target.name not in state.replaced
         ]
-
-
-def _selected(names: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    if names == ("all",):
-        return known
-    if names == ("none",):
-        return ()
-    dropped = tuple(name[1:] for name in names if name.startswith("-"))
-    kept = tuple(name for name in names if not name.startswith("-"))
-    unknown = sorted({*dropped, *kept} - set(known))
-    if unknown or (dropped and kept):
-        found = f"SPLINT_PATCHES names {', '.join(unknown)}" if unknown else "SPLINT_PATCHES mixes names and -names"
-        raise SettingError(found, f"all, none, or some of {', '.join(known)} (or each with a leading -)", "Correct it.")
-    return kept or tuple(name for name in known if name not in dropped)
 
 
 def _check(state: PatchState) -> None:

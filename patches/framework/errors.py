@@ -1,9 +1,9 @@
 """What can go wrong, as types.
 
 SplintError
-├── SettingError            an SPLINT_* variable is unknown or malformed
 ├── RunDirectoryError       no private, writable run directory
 └── RefusedError            this process must not serve; exit code 78
+    ├── SettingError        an SPLINT_* variable is unknown or malformed
     ├── FingerprintError    the source under a patch is not the one that was reviewed
     ├── TargetMissingError  the module has no such function or class any more
     ├── AlreadyReplacedError  somebody else stands where the patch should go
@@ -42,16 +42,16 @@ class SplintError(Exception):
         super().__init__(f"{found}; wanted {wanted}. {remedy}")
 
 
-class SettingError(SplintError):
-    """An ``SPLINT_*`` environment variable is unknown or its value is malformed."""
-
-
 class RunDirectoryError(SplintError):
     """No private, writable directory was found for the server's run files."""
 
 
 class RefusedError(SplintError):
     """This process must not serve. Supervised servers end with exit code 78."""
+
+
+class SettingError(RefusedError):
+    """An ``SPLINT_*`` environment variable is unknown or its value is malformed."""
 
 
 class FingerprintError(RefusedError):

@@ -14,19 +14,28 @@ __all__ = ["install"]
 _installed = False
 
 
-def install() -> None:
+def install(library: str) -> None:
     """Register one hook for each target module; a second call does nothing.
 
-    A hook that raises fails the import of its module: nobody gets to use what could not be patched.
+    ``library`` is the one whose import brought us here. A hook that raises fails the import of its module: nobody gets to use what could not be patched.
     """
     global _installed
     if _installed:
         return
     _installed = True
     with timing.phase("hooks"):
-        application = process.start().application
-        for module in application.modules():
+        state = process.start()
+        if library == "vllm":
+            _check_environment(state)
+        for module in state.application.modules():
             register_post_import_hook(_imported, module)
+
+
+def _check_environment(state: process.Process) -> None:
+    try:
+        state.check_environment()
+    except RefusedError as error:
+        state.refuse(error)
 
 
 def _imported(module: ModuleType) -> None:

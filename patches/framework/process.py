@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import patches
 from patches.framework import aliases, roster, rundir, settings, timing
+from patches.framework.selection import check_settings
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
 from patches.framework.records import Role
 
-__all__ = ["Process", "current", "start"]
+__all__ = ["Process", "current", "leave_word", "start"]
 
 PLUGIN = "vllm_splint"
 _OUT_OF_REACH = {
@@ -28,6 +30,7 @@ class Process:
     """Everything that vllm-splint holds in one process. There is at most one; see :func:`start`."""
 
     def __init__(self) -> None:
+        check_settings()
         self.mode: str = settings.get("SPLINT_MODE")
         self.selection: tuple[str, ...] = settings.get("SPLINT_PATCHES")
         self.identity: dict[str, Any] = {}
@@ -86,7 +89,7 @@ class Process:
             RefusedError: in enforce mode, where a patch is missing, displaced or refused, or can't reach its work.
         """
         try:
-            self._check_environment()
+            self.check_environment()
             if self.application.refusal is not None:
                 raise self.application.refusal
             self._check_places()
@@ -100,8 +103,12 @@ class Process:
         self.verified = True
         self.attest()
 
-    def _check_environment(self) -> None:
-        settings.check_environment()
+    def check_environment(self) -> None:
+        """Look for switches that take work out of the patches' reach.
+
+        Raises:
+            EnvironmentRefusedError: one is on.
+        """
         for name, reason in _OUT_OF_REACH.items():
             if os.environ.get(name, "0") not in ("", "0"):
                 raise EnvironmentRefusedError(f"{name}={os.environ[name]}: {reason}", f"{name} unset", _STOCK)
@@ -133,11 +140,7 @@ class Process:
         if not self.enforcing:
             print(f"splint: {error}", file=sys.stderr)
             return
-        run_dir = rundir.current()
-        if run_dir is not None:
-            content = {**self.identity, "pid": os.getpid(), "kind": type(error).__name__}
-            content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
-            rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
+        leave_word(error, self.identity)
         raise error
 
     def forked(self) -> None:
@@ -145,6 +148,15 @@ class Process:
         self.identity = {}
         self.verified = False
         self.application.counters.reset()
+
+
+def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:
+    """Tell the supervisor why this process refuses to serve."""
+    run_dir = rundir.current()
+    if run_dir is not None:
+        content = {**identity, "pid": os.getpid(), "kind": type(error).__name__}
+        content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
+        rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
 
 
 _STOCK = "Unset it, or run stock with SPLINT_MODE=off."
@@ -156,9 +168,17 @@ def current() -> Process | None:
 
 
 def start() -> Process:
-    """Create this process's state (once) and keep it right across forks."""
+    """Create this process's state (once) and keep it right across forks.
+
+    Raises:
+        SettingError: an ``SPLINT_*`` variable is unknown or malformed.
+    """
     global _process
     if _process is None:
-        _process = Process()
+        try:
+            _process = Process()
+        except RefusedError as error:
+            leave_word(error, {})
+            raise
         os.register_at_fork(after_in_child=_process.forked)
     return _process

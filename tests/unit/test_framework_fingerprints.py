@@ -1,0 +1,56 @@
+"""Fingerprints follow the source text of one function or class, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from patches.framework import fingerprints
+from patches.framework.errors import FingerprintError, TargetMissingError
+
+NAME = "pretendlib.core:greet"
+
+
+def digest(name: str = NAME) -> str:
+    return str(fingerprints.take((name,))["targets"][name])
+
+
+def test_nothing_is_imported_to_take_a_fingerprint(pretend: Any) -> None:
+    digest()
+    assert "pretendlib.core" not in sys.modules
+
+
+def test_moving_a_function_keeps_its_fingerprint_and_changing_it_does_not(pretend: Any) -> None:
+    before = digest()
+    pretend.file.write_text("\n\n# moved\n" + pretend.file.read_text())
+    assert digest() == before
+    pretend.change('return "hello " + name', 'return "hello, " + name')
+    assert digest() != before
+
+
+def test_a_definition_under_if_or_try_is_found(pretend: Any) -> None:
+    pretend.add("\nif True:\n    def guarded():\n        return 1\ntry:\n    pass\nexcept OSError:\n    def rescued(): return 2\n")
+    assert digest("pretendlib.core:guarded") != digest("pretendlib.core:rescued")
+
+
+def test_a_second_reviewed_release_is_accepted_too(pretend: Any) -> None:
+    pretend.review("greet", release="1.0")
+    pretend.change('return "hello " + name', 'return "hi " + name')
+    with pytest.raises(FingerprintError, match=r"1\.0"):
+        fingerprints.check((NAME,))
+    pretend.review("greet", release="1.1")
+    fingerprints.check((NAME,))
+
+
+def test_a_target_that_nobody_reviewed_is_refused_even_in_a_reviewed_file(pretend: Any) -> None:
+    pretend.review("greet")
+    with pytest.raises(FingerprintError, match="Shop.price"):
+        fingerprints.check(("pretendlib.core:Shop.price",))
+
+
+@pytest.mark.parametrize("name", ["pretendlib.core:nobody", "pretendlib.nowhere:greet", "nolibrary.core:greet"])
+def test_what_is_not_there_is_named(pretend: Any, name: str) -> None:
+    with pytest.raises(TargetMissingError):
+        fingerprints.take((name,))

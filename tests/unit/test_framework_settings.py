@@ -1,0 +1,35 @@
+"""Every SPLINT_* variable is known, or an error names the nearest one."""
+
+from __future__ import annotations
+
+import pytest
+
+from patches.framework import settings
+from patches.framework.errors import SettingError
+
+
+def test_an_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(SettingError, match="Did you mean SPLINT_SMOKE_TIMEOUT_S"):
+        settings.check_environment({"SPLINT_SMOKE_TIMEOUT": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPLINT_MODE", "strict"), ("SPLINT_SMOKE", "yes"), ("SPLINT_SMOKE_TIMEOUT_S", "soon"), ("SPLINT_SMOKE_TIMEOUT_S", "-1")],
+)
+def test_a_malformed_value_is_an_error(name: str, value: str) -> None:
+    with pytest.raises(SettingError, match=f"{name}='{value}'"):
+        settings.check_environment({name: value})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    settings.check_environment({"PATH": "/bin", "SPLINTER": "1"})
+
+
+def test_an_empty_value_counts_as_not_set() -> None:
+    assert settings.get("SPLINT_MODE", {"SPLINT_MODE": ""}) == "enforce"
+
+
+def test_every_default_can_be_read() -> None:
+    for setting in settings.SETTINGS:
+        setting.read({})
