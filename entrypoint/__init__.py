@@ -1,0 +1,1 @@
+"""The command line of vllm-splint, what runs before vLLM starts, and the smoke tests."""
