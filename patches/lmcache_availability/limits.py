@@ -1,0 +1,55 @@
+"""How long each request to the LMCache server may take before the engine goes on without it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from patches.framework import settings
+
+__all__ = ["LIMITED_BY", "PROBES", "QUIET", "limit_s", "ping_limit_s", "start_limit_s"]
+
+_START = "SPLINT_LMCACHE_START_TIMEOUT_S"
+_LOOKUP = "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"
+_TRANSFER = "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S"
+
+LIMITED_BY = {
+    "lookup": _LOOKUP,
+    "query_prefetch_status": _LOOKUP,
+    "unregister_kv_cache": _LOOKUP,
+    "unregister_kv_cache_engine_driven_context": _LOOKUP,
+    "prepare_store": _TRANSFER,
+    "commit_store": _TRANSFER,
+    "prepare_retrieve": _TRANSFER,
+    "commit_retrieve": _TRANSFER,
+    "get_chunk_size": _START,
+    "get_experimental": _START,
+}
+"""The setting that limits each operation on which something waits.
+
+``store`` and ``retrieve`` are missing on purpose: there the *server* reads and writes the engine's blocks, so giving
+up early would free blocks that it may still touch. They end with its answer or with the proof that it is gone.
+Registration may take long with a large cache and is judged by the order of answers instead of by time.
+"""
+
+QUIET = frozenset({"free_lookup_locks", "end_session", "report_block_allocation", "store", "retrieve", "store_q"})
+"""Operations without a limit that are pointless once the server is lost."""
+
+PROBES = frozenset({"ping", "get_chunk_size"})
+"""Operations that are sent to a lost server all the same: they find out whether it is back."""
+
+
+@lru_cache(maxsize=None)
+def limit_s(operation: str) -> float | None:
+    """Seconds that an answer to ``operation`` may take, or None where it may take any time."""
+    name = LIMITED_BY.get(operation)
+    return None if name is None else float(settings.get(name))
+
+
+def ping_limit_s() -> float:
+    """Seconds after which an unanswered ping means a silent server."""
+    return float(settings.get(_LOOKUP))
+
+
+def start_limit_s() -> float:
+    """Seconds that a starting engine waits for the server's first answer."""
+    return float(settings.get(_START))

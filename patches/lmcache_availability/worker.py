@@ -1,0 +1,152 @@
+"""The worker: trouble with the server never leaves a forward pass as an exception, and never frees a block early."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from patches.framework.records import Seam
+from patches.lmcache_availability import tally
+from patches.lmcache_availability.connection import link_of
+from patches.lmcache_availability.link import Link, ServerUnavailable
+
+__all__ = ["poll", "submit_retrieve_request", "submit_store_request"]
+
+logger = logging.getLogger(__name__)
+
+_ANSWERING = threading.Event()
+_ANSWERING.set()
+
+
+def submit_store_request(seam: Seam) -> Callable[..., Any]:
+    """A store that fails is a lost store: counted, and said once an outage by the link."""
+    original = seam.original
+
+    @wraps(original)
+    def store(self: Any, request_id: str, *args: Any, **kwargs: Any) -> None:
+        seam.count()
+        with _trouble_ends(link_of(self.req_client)) as trouble:
+            original(self, request_id, *args, **kwargs)
+        if trouble and self.lazy_offload:
+            self._completed_store_requests[request_id] = 1
+            self._failed_store_requests.add(request_id)
+        if self.is_kv_writer and (trouble or not self.is_healthy):
+            tally.add("stores_lost", trouble[0] if trouble else "server unavailable")
+
+    return store
+
+
+def submit_retrieve_request(seam: Seam) -> Callable[..., Any]:
+    """A load that fails marks its blocks, so that vLLM recomputes them."""
+    original = seam.original
+
+    @wraps(original)
+    def retrieve(self: Any, request_id: str, op: Any, *args: Any, **kwargs: Any) -> None:
+        seam.count()
+        with _loads_counted(self):
+            with _trouble_ends(link_of(self.req_client)) as trouble:
+                original(self, request_id, op, *args, **kwargs)
+            if trouble:
+                self.error_block_ids.update(op.flat_block_ids)
+                self._failed_request_ids.add(request_id)
+                self._dropped_retrieves.add(request_id)
+
+    return retrieve
+
+
+@contextmanager
+def _trouble_ends(link: Link) -> Iterator[list[str]]:
+    """Catch what an unavailable server makes LMCache raise; the list then holds what it was.
+
+    Around a change of the link's state the transfer context may be half built or the ordering event missing, which
+    LMCache reports as RuntimeError. With a settled link such an error is a fault of its own and passes.
+    """
+    trouble: list[str] = []
+    try:
+        yield trouble
+    except ServerUnavailable:
+        trouble.append("server unavailable")
+    except RuntimeError as error:
+        if link.settled():
+            raise
+        logger.warning("A transfer failed while the connection to the LMCache server changed: %s", error)
+        trouble.append("connection changed")
+
+
+def poll(seam: Seam) -> Callable[..., Any]:
+    """Collect finished transfers; only an answer, or the proof that the server is gone, ends one.
+
+    Stock drops every pending transfer as soon as the server is called unhealthy, and vLLM then reuses blocks that a
+    merely silent server may still read or write (``lmcache_driven`` mode). Here such a transfer stays pending until
+    the server has answered, or its connection has broken and the server with it: then a store is lost and a load is
+    recomputed. Where the worker copies itself (``engine_driven``), every wait is bounded and nothing stays pending.
+    """
+    original = seam.original
+
+    @wraps(original)
+    def finished(self: Any, *args: Any, **kwargs: Any) -> tuple[set[str] | None, set[str] | None]:
+        seam.count()
+        if self.is_healthy:
+            try:
+                return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+            except ServerUnavailable:
+                logger.debug("the connection was lost between two looks at the pending transfers")
+        if not _disconnects_show(self.req_client):
+            return original(self, *args, **kwargs)  # type: ignore[no-any-return]
+        _settle_lost(self)
+        with _loads_counted(self), _seen_as_answering(self):
+            sent, received = original(self, *args, **kwargs)
+        # Like stock's own unhealthy branch: vLLM deletes the request at the first of the two reports.
+        return (sent - received if sent and received else sent), received
+
+    return finished
+
+
+def _disconnects_show(client: Any) -> bool:
+    """Whether a broken connection is noticed: with ZMQ, not with gRPC, where stock's behaviour is kept."""
+    return hasattr(client, "_message_queue_client")
+
+
+@contextmanager
+def _loads_counted(adapter: Any) -> Iterator[None]:
+    before = len(adapter._failed_request_ids)
+    yield
+    failed = len(adapter._failed_request_ids) - before
+    if failed:
+        tally.add("loads_recomputed", "server unavailable", failed)
+
+
+@contextmanager
+def _seen_as_answering(adapter: Any) -> Iterator[None]:
+    """Let the poll look at each transfer by itself instead of dropping all of them."""
+    health, adapter._health_event = adapter._health_event, _ANSWERING
+    try:
+        yield
+    finally:
+        adapter._health_event = health
+
+
+def _settle_lost(adapter: Any) -> None:
+    """Turn transfers whose connection broke into failed ones: the server can't touch their blocks any more."""
+    for request_id, future in adapter.store_futures.items():
+        if _lost(future):
+            adapter.store_futures[request_id] = _failed()
+    for request_id, (future, block_ids) in adapter.retrieve_futures.items():
+        if _lost(future):
+            adapter.retrieve_futures[request_id] = (_failed(), block_ids)
+
+
+def _lost(future: Any) -> bool:
+    return isinstance(getattr(future, "raw_future_", future).exception_, ServerUnavailable)
+
+
+def _failed() -> Any:
+    from lmcache.v1.multiprocess.futures import MessagingFuture
+
+    future: Any = MessagingFuture()
+    future.set_result(False)
+    return future
