@@ -78,6 +78,12 @@ SETTINGS = (
         "Seconds after which a look-up in LMCache is given up and the prompt recomputed.",
         _seconds,
     ),
+    Setting(
+        "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
+        "0.5",
+        "Seconds that an engine step waits for the LMCache server in engine_driven mode, where the worker copies itself.",
+        _seconds,
+    ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
 )
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
