@@ -12,16 +12,17 @@ from patches.supervision import processes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["clear_away"]
+__all__ = ["LONGEST_S", "clear_away"]
 
 _PACE_S = 0.05
-_AFTER_TERM_S = 1.0
-_AFTER_KILL_S = 2.0
-_TRACKERS_S = 2.0
+_AFTER_TERM_S = 0.5
+_AFTER_KILL_S = 0.65
+_TRACKERS_S = 1.2
+LONGEST_S = _AFTER_TERM_S + _AFTER_KILL_S + _TRACKERS_S + _AFTER_KILL_S
 
 
 def clear_away(reap: Callable[[], None], by_themselves_s: float) -> list[int]:
-    """End every descendant of this process, at the latest ``by_themselves_s`` + 5 s from now.
+    """End every descendant of this process, at the latest ``by_themselves_s`` + :data:`LONGEST_S` from now.
 
     The trackers of shared memory come last: they unlink what the others left, and then end by themselves.
 

@@ -80,6 +80,7 @@ def _fork(folder: Path, lock: int, *, private: bool) -> None:
     # A signal that comes between the fork and the parent's handlers must wait for them; as PID 1 of a container
     # the parent would not be sent it at all, elsewhere it would die of it and leave the child.
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    processes.adopt_orphans()
     parent = os.getpid()
     child = os.fork()
     if child == 0:

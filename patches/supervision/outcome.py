@@ -10,7 +10,7 @@ from patches.framework.errors import EXIT_REFUSED, EXIT_SMOKE_FAILED
 
 __all__ = ["Course", "End", "Outcome", "Patience", "exit_code", "patience"]
 
-TEARDOWN_S = 6.0
+TEARDOWN_S = 5.5
 _BY_SIGNAL = 128
 
 
@@ -31,12 +31,12 @@ class Patience:
     until_kill: float
 
 
-# vLLM gets a moment to end by itself, so that its own last lines reach the log. With the 3 s at most that
+# vLLM gets a moment to end by itself, so that its own last lines reach the log. With the 4 s at most that
 # clearing away takes, the sum stays under the promised 10 s.
 _PATIENCE = {
     End.STOPPED: Patience(0.0, 5.0),
     End.DIED: Patience(2.0, 4.5),
-    End.REFUSED: Patience(3.0, 5.0),
+    End.REFUSED: Patience(2.5, 4.5),
     End.SMOKE_FAILED: Patience(0.5, 3.0),
 }
 

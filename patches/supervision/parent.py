@@ -29,7 +29,7 @@ PASSED_ON = frozenset({signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIG
 HANDLED = STOPS | PASSED_ON | {signal.SIGCHLD}
 
 _LOOK_EVERY_S = 1.0
-_ORPHANS_S = 2.0
+_ORPHANS_S = 1.0
 _SERVING_PHASES = frozenset({"serving", "draining"})
 # `timeout`, `tini -g` and a terminal send one request to the process and again to its group.
 _SAME_REQUEST_S = 1.0
@@ -68,7 +68,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Watch until the server has ended and nothing of it is left. Returns the exit code for the whole."""
-        processes.adopt_orphans()
         processes.name_process("splint")
         self._watch()
         self._outcome.main_code = processes.exit_code_of(self._reaped.get(self._main, signal.SIGKILL))
