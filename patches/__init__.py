@@ -6,8 +6,8 @@ Only names stand here, so that a process that is neither vLLM's nor LMCache's pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+# typing itself would cost every Python process of the environment some milliseconds
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from patches.framework.records import Patch
 
@@ -19,6 +19,10 @@ PATCH_IDS = (
     "process_roster",
     "lmcache_roster",
     "serving_gate",
+    "cpu_amx_permission",
+    "cpu_expert_parallel",
+    "lmcache_availability",
+    "kv_load_recompute",
 )
 
 

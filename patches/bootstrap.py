@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+from _thread import RLock
 
 __all__ = ["start", "started"]
 
@@ -21,7 +21,7 @@ class _FirstLook:
 
     def __init__(self) -> None:
         # Another thread that looks for the other library must not get past the hooks while they are registered.
-        self._lock = threading.RLock()
+        self._lock = RLock()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name not in LIBRARIES:

@@ -110,8 +110,11 @@ class Application:
         """Apply what waits for ``module``; called right after its import, before anybody binds its names.
 
         Raises:
-            RefusedError: in enforce mode, when a needed patch does not fit; everything is rolled back first.
+            RefusedError: in enforce mode, when a needed patch does not fit; everything is rolled back first. From then
+                on every target module refuses to be imported.
         """
+        if self.refusal is not None:
+            raise self.refusal
         for state, target in self.modules().get(module.__name__, ()):
             try:
                 self._apply(state, target, module)

@@ -25,7 +25,6 @@ __all__ = ["SCHEMA", "attestation", "compare", "load", "patch_set_digest", "star
 
 SCHEMA = 1
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
-_SETTLED = frozenset({State.APPLIED, State.INERT, State.NOT_APPLICABLE, State.OFF})
 
 
 def start_time(pid: int) -> int | None:
@@ -77,6 +76,7 @@ def attestation(
             {"id": patch_id, "state": state.state.value, "reason": state.reason, "targets": list(state.replaced)}
             for patch_id, state in application.states.items()
         ],
+        "missed": [target.name for target in application.missed()],
         "seams": list(application.counters.names),
         "timings_ms": timing.phases_ms(),
     }
@@ -136,18 +136,8 @@ def _member_problems(entry: Mapping[str, Any]) -> list[str]:
     ]
     if Role(entry["role"]) in _VERIFIED_ROLES and not entry["plugin_verified"]:
         problems.append(f"{name}: the vllm_splint plugin did not run; VLLM_PLUGINS must name vllm_splint where it is set")
-    return problems + [f"{name}: {text}" for text in _pending(entry)]
-
-
-def _pending(entry: Mapping[str, Any]) -> list[str]:
-    """Patches that this role must carry and does not."""
-    roles = {patch.id: patch.roles for patch in patches.catalogue()}
-    settled = {state.value for state in _SETTLED}
-    return [
-        f"patch {patch['id']} is {patch['state']}, though this role needs it"
-        for patch in entry["patches"]
-        if Role(entry["role"]) in roles.get(patch["id"], ()) and patch["state"] not in settled
-    ]
+    problems += [f"{name}: {target} is imported and bare" for target in entry["missed"]]
+    return problems
 
 
 def _differences(members: list[Mapping[str, Any]]) -> list[str]:

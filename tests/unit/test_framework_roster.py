@@ -31,6 +31,7 @@ def entry(expected: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "patch_set": "abc",
         "mode": "enforce",
         "libraries": {"vllm": "0.32.0"},
+        "missed": [],
         "patches": [{"id": "process_roster", "state": "applied", "reason": ""}],
     }
     return found | changes
@@ -64,11 +65,15 @@ def test_a_process_whose_plugin_did_not_run_is_named_with_the_remedy() -> None:
     assert "VLLM_PLUGINS" in problem
 
 
-@pytest.mark.parametrize("state", ["pending", "refused"])
-def test_a_needed_patch_that_is_not_in_place_is_named(state: str) -> None:
-    bare = entry(EXPECTED[2], patches=[{"id": "process_roster", "state": state, "reason": "changed"}])
-    problems = roster.compare(EXPECTED, [*(entry(member) for member in EXPECTED[:2]), bare])
-    assert any("process_roster" in problem and state in problem for problem in problems)
+@pytest.mark.parametrize(
+    "changes",
+    [{"patches": [{"id": "process_roster", "state": "refused", "reason": "source"}]}, {"missed": ["source"]}],
+)
+def test_a_patch_that_is_not_in_place_is_named(changes: dict[str, Any]) -> None:
+    bare = entry(EXPECTED[2], **changes)
+    (problem,) = roster.compare(EXPECTED, [*(entry(member) for member in EXPECTED[:2]), bare])
+    assert "worker DP0 rank 0" in problem
+    assert "source" in problem
 
 
 @pytest.mark.parametrize("field", ["patch_set", "mode", "libraries"])
