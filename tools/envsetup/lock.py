@@ -1,7 +1,7 @@
 """Regenerates the lock files: ``make lock`` keeps the versions that still fit, ``make lock UPGRADE=1`` moves them.
 
-pip resolves each ``.in`` file for the interpreter and platform that runs this, and reports versions and digests. So it must
-run on what the locks are for: CPython 3.11 on Linux x86-64, where pip finds the CPU build of torch.
+pip resolves each ``.in`` file for the interpreter and platform that runs this, and reports versions and digests. So it
+must run on what the locks are for: CPython 3.11 on Linux x86-64, where pip finds the CPU build of torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _pin(item: dict[str, dict[str, object]]) -> Pin:
 
 def _write(name: str, pins: list[Pin]) -> dict[str, Pin]:
     python = ".".join(map(str, PYTHON_VERSION))
-    header = f"Made by `make lock` from {name}.in for CPython {python} on Linux x86-64; install with --no-deps --require-hashes."
+    header = f"Made by `make lock` from {name}.in for CPython {python} on Linux x86-64.\n"
+    header += "Install with --no-deps --require-hashes."
     (REQUIREMENTS / f"{name}.lock").write_text(lockfile.render(pins, header), encoding="utf-8")
     print(f"requirements/{name}.lock: {len(pins)} distributions", flush=True)
     return {lockfile.canonical(pin.name): pin for pin in pins}

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Pin", "canonical", "digest", "read", "render"]
+__all__ = ["Pin", "canonical", "digest", "digest_pins", "read", "render"]
 
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s\\]+)")
 _HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
@@ -60,6 +60,11 @@ def render(pins: list[Pin], header: str) -> str:
     """A lock file's text, sorted by name."""
     comment = "".join(f"# {line}\n" for line in header.splitlines())
     return comment + "".join(f"{pin}\n" for pin in sorted(pins, key=lambda pin: canonical(pin.name)))
+
+
+def digest_pins(pins: dict[str, Pin]) -> str:
+    """One digest over what is pinned, not over comments and order."""
+    return hashlib.sha256(render(list(pins.values()), "").encode()).hexdigest()
 
 
 def digest(paths: list[Path]) -> str:

@@ -1,4 +1,4 @@
-"""What the machine must have, checked before minutes are spent. Each check returns what is missing in one line, or None."""
+"""What the machine must have, checked before minutes are spent. A check returns what is missing, or None."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _platform() -> str | None:
     system, machine = platform.system(), platform.machine()
     if (system, machine) == ("Linux", "x86_64"):
         return None
-    return f"This is {system} on {machine}; the locked packages are for Linux on x86_64 (use the container image elsewhere)."
+    return f"This is {system} on {machine}; the locked packages are for Linux on x86_64."
 
 
 def _avx512(cpuinfo: Path) -> str | None:
@@ -90,7 +90,7 @@ def _memory() -> str | None:
     available = available_memory()
     if available >= MEMORY_BYTES:
         return None
-    return f"{available / GIB:.1f} GiB of memory are free; the set-up needs {MEMORY_BYTES / GIB:.0f}: end something or add memory."
+    return f"{available / GIB:.1f} GiB of memory are free; the set-up needs {MEMORY_BYTES / GIB:.0f}: end something."
 
 
 def available_memory() -> int:
@@ -114,4 +114,4 @@ def _disk(folder: Path, wanted: int) -> str | None:
     free = shutil.disk_usage(folder).free
     if free >= wanted:
         return None
-    return f"{free / GIB:.1f} GiB of disk are free at {folder}; the environment needs {wanted / GIB:.0f}: make room there."
+    return f"{free / GIB:.1f} GiB of disk are free at {folder}; the environment needs {wanted / GIB:.0f}: make room."

@@ -13,6 +13,7 @@ __all__ = ["Step", "StepFailedError"]
 
 # In a log that is no terminal, one line each this many seconds is enough.
 QUIET_SECONDS = 15.0
+NEWS_LETTERS = 60
 _NEWS = re.compile(r"^\s*(Collecting|Downloading|Using cached|Installing collected packages|Building|Processing)\b(.*)")
 
 
@@ -30,8 +31,8 @@ class Step:
         self._done = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
 
-    def __enter__(self) -> Step:
-        self._print(first=True)
+    def __enter__(self) -> Step:  # noqa: PYI034 - Self is newer than Python 3.8, which may run this
+        self._print("")
         self._ticker.start()
         return self
 
@@ -71,10 +72,9 @@ class Step:
     def _tick(self) -> None:
         interval = 1.0 if sys.stdout.isatty() else QUIET_SECONDS
         while not self._done.wait(interval):
-            self._print()
+            self._print(f" {time.monotonic() - self._started:.0f} s")
 
-    def _print(self, first: bool = False) -> None:
-        seconds = "" if first else f" {time.monotonic() - self._started:.0f} s"
+    def _print(self, seconds: str) -> None:
         news = f" ({self._news})" if self._news else ""
         end = "" if sys.stdout.isatty() else "\n"
         print(f"{_clear()}{self._title} …{seconds}{news}", end=end, flush=True)
@@ -89,7 +89,7 @@ def _short(news: str) -> str:
     """The start of pip's line, without the address that it may end in."""
     words = re.sub(r"(https?|file)://\S*/", "", " ".join(news.split()))
     words = re.sub(r" \(from .*", "", words)
-    return words if len(words) <= 60 else words[:57] + "…"
+    return words if len(words) <= NEWS_LETTERS else words[: NEWS_LETTERS - 1] + "…"
 
 
 def _reason(said: list[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ class Venv:
         """Replace the record, whole or not at all."""
         temporary = self._state.with_suffix(".tmp")
         temporary.write_text(json.dumps(state, indent=1), encoding="utf-8")
-        os.replace(temporary, self._state)
+        temporary.replace(self._state)
 
     def remove(self) -> None:
         """Delete the environment, if there is one."""
@@ -92,7 +91,7 @@ class Venv:
         if name.endswith(".pyc"):
             return True
         try:
-            found = os.stat(self.site_packages / name).st_size
+            found = (self.site_packages / name).stat().st_size
         except OSError:
             return False
         return not size or found == int(size)
@@ -100,8 +99,8 @@ class Venv:
     def alias(self, distribution: str, name: str, suffix: str) -> None:
         """Give ``distribution`` a second name in the metadata.
 
-        vLLM asks for its own version under the name ``vllm`` and finds its platform by a ``+cpu`` in it; the CPU build's
-        distribution has another name.
+        vLLM asks for its own version under the name ``vllm`` and finds its platform by a ``+cpu`` in it; the CPU
+        build's distribution has another name.
         """
         version = self.installed()[canonical(distribution)] + suffix
         for stale in self.site_packages.glob(f"{name}-*.dist-info"):

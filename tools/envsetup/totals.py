@@ -1,4 +1,4 @@
-"""Adds up pytest's result files and prints one closing line: ``python tools/totals.py FOLDER``."""
+"""Adds up pytest's result files and prints one closing line: ``python -m envsetup.totals FOLDER``."""
 
 from __future__ import annotations
 
