@@ -24,6 +24,7 @@ from envsetup.venv import Venv
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 STEPS = 5
+NOT_IN_LOCKS = frozenset({"pip", "setuptools", "vllm", "vllm-splint"})
 EXIT_MISSING = 78
 EXIT_INTERRUPTED = 130
 
@@ -64,13 +65,18 @@ class Setup:
                 self._install_project(1, 1)
                 self._finish()
             return
-        resumed = state.get("packages") == self._packages
+        resumed = state.get("packages", "").startswith(f"{self.flavour}:")
         fresh = f"setting up .venv ({self.flavour}); this takes minutes the first time"
-        print("going on with an interrupted set-up" if resumed else fresh, flush=True)
+        print("going on from an unfinished or older .venv" if resumed else fresh, flush=True)
         self._make(resumed)
 
     def _make(self, resumed: bool) -> None:
-        self._create(resumed)
+        with Step(1, STEPS, "virtual environment") as step:
+            if resumed:
+                self._clean(step)
+            else:
+                self._create(step)
+            self.venv.record(packages=self._packages)
         self._install_torch()
         self._install_packages()
         self._install_project(4, STEPS)
@@ -80,15 +86,17 @@ class Setup:
     def _finish(self) -> None:
         self.venv.record(packages=self._packages, project=self.project, complete=True)
 
-    def _create(self, resumed: bool) -> None:
-        with Step(1, STEPS, "virtual environment") as step:
-            if resumed:
-                self.venv.drop_torn()
-                return
-            self.venv.remove()
-            self.venv.path.mkdir(parents=True)
-            step.run([self._python, "-m", "venv", str(self.venv.path)], self.venv.log)
-            self.venv.record(packages=self._packages)
+    def _create(self, step: Step) -> None:
+        self.venv.remove()
+        self.venv.path.mkdir(parents=True)
+        step.run([self._python, "-m", "venv", str(self.venv.path)], self.venv.log)
+
+    def _clean(self, step: Step) -> None:
+        """Remove what an interruption tore and what the locks no longer name."""
+        self.venv.drop_torn()
+        foreign = sorted(self.venv.installed().keys() - self._pins.keys() - NOT_IN_LOCKS)
+        if foreign:
+            step.run([str(self.venv.python), "-m", "pip", "uninstall", "--yes", *foreign], self.venv.log)
 
     def _install_torch(self) -> None:
         """Torch first: it is the one that may not be found, since the package index has no CPU build of it."""
