@@ -1,0 +1,40 @@
+"""Every data-parallel rank of this server answers, as its own counters say."""
+
+from __future__ import annotations
+
+from entrypoint.smoke import chatting
+from entrypoint.smoke.ask import complete
+from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
+from entrypoint.smoke.counters import PROMPT_TOKENS, REQUESTS
+from entrypoint.smoke.prompts import Tokens
+
+__all__ = ["CHECK", "NO_COUNTERS"]
+
+PROMPT_LENGTH = 5
+NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be proven"
+
+
+def _took(context: Context, index: int, rank: int) -> dict[str, int]:
+    """Send one request to a rank and return by how much the rank's own counters moved."""
+    before = context.server.counters()
+    engine = index if len(context.plan.dp_ranks) > 1 else None
+    complete(context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, engine)
+    after = context.server.counters_once(lambda now: now.moved(before, REQUESTS, rank) > 0)
+    moved = {"requests": after.moved(before, REQUESTS, rank), "tokens": after.moved(before, PROMPT_TOKENS, rank)}
+    if moved["requests"] < 1 or moved["tokens"] < PROMPT_LENGTH:
+        raise CheckFailedError(
+            f"DP rank {rank} counted {moved['requests']} requests and {moved['tokens']} prompt tokens",
+            f"1 request of {PROMPT_LENGTH} prompt tokens there, for the request with X-data-parallel-rank {index}",
+            f"Look in the log of engine {rank}; another rank has answered in its place.",
+            {"moved": moved},
+        )
+    return moved
+
+
+def run(context: Context) -> Evidence:
+    if not context.server.counters():
+        raise DoesNotApplyError(NO_COUNTERS)
+    return {"ranks": {str(rank): _took(context, index, rank) for index, rank in enumerate(context.plan.dp_ranks)}}
+
+
+CHECK = Check("dp_ranks", "Every data-parallel rank of this server took a request.", chatting.applies, run)

@@ -1,0 +1,47 @@
+"""The model's log-probabilities are numbers that log-probabilities can be."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from entrypoint.smoke import chatting
+from entrypoint.smoke.ask import complete
+from entrypoint.smoke.check import Check, CheckFailedError, Context, Evidence
+from entrypoint.smoke.prompts import GENERATED, Tokens
+
+if TYPE_CHECKING:
+    from entrypoint.smoke.scoring import Answer
+
+__all__ = ["CHECK"]
+
+PROMPT_TOKENS = 12
+
+
+def _values(answer: Answer) -> list[float]:
+    return [value for step in answer.top for value in step.values()]
+
+
+def run(context: Context) -> Evidence:
+    length = max(1, min(PROMPT_TOKENS, context.plan.max_model_len - GENERATED))
+    answer = complete(context.server, Tokens(context.plan.vocab_size).prompt(length), GENERATED)
+    values = _values(answer)
+    evidence = {"tokens": list(answer.tokens), "lowest": min(values, default=0.0), "highest": max(values, default=0.0)}
+    if len(answer.tokens) != GENERATED or not all(answer.top) or len(answer.top) != GENERATED:
+        raise CheckFailedError(
+            f"{len(answer.tokens)} tokens with log-probabilities for {sum(map(bool, answer.top))}",
+            f"{GENERATED} of both",
+            "Look for errors in the engine's log.",
+            evidence,
+        )
+    if not all(math.isfinite(value) and value <= 0 for value in values):
+        raise CheckFailedError(
+            f"log-probabilities between {evidence['lowest']} and {evidence['highest']}",
+            "finite numbers, none above 0",
+            "The model's numbers are broken: look at the weights, the dtype and the quantisation.",
+            evidence,
+        )
+    return evidence
+
+
+CHECK = Check("logprobs", "Log-probabilities of a completion are finite and at most 0.", chatting.applies, run)
