@@ -1,0 +1,428 @@
+"""The availability patch on LMCache's own classes, against real ``lmcache server`` processes that are stopped and killed."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.servers import free_port
+
+from patches.framework import process
+from patches.framework.errors import EnvironmentRefusedError
+from patches.framework.records import Seam
+from patches.lmcache_availability import PATCH, tally
+from patches.lmcache_availability.link import ServerUnavailable
+
+lmcache = pytest.importorskip("lmcache")
+torch = pytest.importorskip("torch")
+zmq = pytest.importorskip("zmq")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning"),  # LMCache's logging
+]
+
+CHUNK = 128
+BLOCKS = 16
+LIMIT_S = 1.0
+USUAL = ("--chunk-size", str(CHUNK), "--supported-transfer-mode", "auto")
+
+
+def owner_of(qualname: str) -> tuple[Any, str]:
+    target = next(target for target in PATCH.targets if target.qualname == qualname)
+    owner: Any = importlib.import_module(target.module)
+    *path, attribute = qualname.split(".")
+    for name in path:
+        owner = getattr(owner, name)
+    return owner, attribute
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patched() -> Iterator[None]:
+    """Apply the record, unless this environment's start-up hooks have done so."""
+    current = process.current()
+    if current is not None and current.application.states[PATCH.id].replaced:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patcher:
+        for target in PATCH.targets:
+            owner, attribute = owner_of(target.qualname)
+            module, _, factory = target.wrapper.partition(":")
+            seam = Seam(target.name, vars(owner)[attribute], lambda: None)
+            patcher.setattr(owner, attribute, getattr(importlib.import_module(module), factory)(seam))
+        yield
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Take guards away again, all of them or those that are named."""
+
+    def take(*qualnames: str) -> None:
+        for qualname in qualnames or [target.qualname for target in PATCH.targets]:
+            owner, attribute = owner_of(qualname)
+            monkeypatch.setattr(owner, attribute, vars(owner)[attribute].__wrapped__)
+
+    return take
+
+
+SERVERS = multiprocessing.get_context("forkserver")
+SERVERS.set_forkserver_preload(["lmcache.cli.main", "lmcache.v1.multiprocess.server", "lmcache.v1.multiprocess.http_server"])
+
+
+class Cache:
+    """A real ``lmcache server`` on one port, that tests stop, kill and start again.
+
+    It is forked from a process that has imported LMCache already: imports are nearly all of its start-up time.
+    """
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.flags: tuple[str, ...] = ()
+        self.process: Any = None
+
+    @property
+    def url(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def up(self, *flags: str) -> Cache:
+        """Run with these flags, anew where it ran with others; returns when it accepts connections."""
+        if self.process is not None and self.process.is_alive() and flags != self.flags:
+            self.kill()
+        if self.process is None or not self.process.is_alive():
+            from lmcache.cli.main import main
+
+            self.flags = flags
+            self.process = SERVERS.Process(target=main, args=(self.command(),), daemon=True)
+            self.process.start()
+            until(self.accepts, 60)
+        return self
+
+    def command(self) -> list[str]:
+        addresses = ["--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1", "--http-port", str(free_port())]
+        return ["server", *addresses, "--l1-size-gb", "0.1", "--eviction-policy", "LRU", *self.flags]
+
+    def accepts(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if self.process.is_alive():
+                os.kill(self.process.pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def running_cache() -> Iterator[Cache]:
+    cache = Cache()
+    yield cache
+    if cache.process is not None and cache.process.is_alive():
+        cache.kill()
+
+
+@pytest.fixture
+def cache(running_cache: Cache) -> Cache:
+    return running_cache.up(*USUAL)
+
+
+def strategy() -> Any:
+    from lmcache.integration.vllm.vllm_multi_process_adapter import ParallelStrategy
+
+    return ParallelStrategy(mla_only=False, vllm_world_size=1, vllm_worker_id=0, tp_size=1, pp_size=1, n_servers=1)
+
+
+def scheduler_for(url: str, block_tokens: int = CHUNK) -> Any:
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPSchedulerAdapter
+
+    return LMCacheMPSchedulerAdapter([url], zmq.Context.instance(), "model", block_tokens, strategy(), extra_config={})
+
+
+def worker_for(url: str, mode: str = "engine_driven") -> Any:
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
+
+    extra = {"lmcache.mp.mp_transfer_mode": mode}
+    worker = LMCacheMPWorkerAdapter(url, zmq.Context.instance(), "model", CHUNK, strategy(), extra_config=extra)
+    try:
+        worker.register_kv_caches(kv_caches(), layout_hints={"kv_layout": "HND"})
+    except BaseException:
+        worker.shutdown()
+        raise
+    return worker
+
+
+def kv_caches() -> dict[str, Any]:
+    """Two layers of [blocks, heads, tokens of a block, keys and values], as vLLM's CPU backend lays them out."""
+    return {f"layer.{n}": torch.rand(BLOCKS, 2, CHUNK, 32).to(torch.bfloat16) for n in range(2)}
+
+
+@pytest.fixture
+def scheduler(cache: Cache) -> Iterator[Any]:
+    adapter = scheduler_for(cache.url)
+    yield adapter
+    adapter.shutdown()
+
+
+@pytest.fixture
+def worker(cache: Cache) -> Iterator[Any]:
+    adapter = worker_for(cache.url)
+    yield adapter
+    cache.up(*USUAL)
+    adapter.shutdown()
+
+
+def operation(first_token: int, blocks: list[int]) -> Any:
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LoadStoreOp
+
+    count = len(blocks) * CHUNK
+    return LoadStoreOp(list(range(first_token, first_token + count)), [blocks], 0, count)
+
+
+def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
+    """Seconds until ``true()``; fails after the limit."""
+    start = time.monotonic()
+    while not true():
+        assert time.monotonic() - start < limit_s, f"not so after {limit_s} s"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+def looked_up(scheduler: Any, request_id: str, limit_s: float = 20.0) -> tuple[int, float]:
+    """Tokens that a look-up found, and the seconds it took."""
+    found: list[int] = []
+
+    def answered() -> bool:
+        result = scheduler.check_lookup_result(request_id)
+        if result is not None:
+            found.append(result)
+        return result is not None
+
+    seconds = until(answered, limit_s)
+    return found[0], seconds
+
+
+def tokens(count: int = 4 * CHUNK, first: int = 0) -> list[int]:
+    return list(range(first, first + count))
+
+
+def gained(before: dict[tuple[str, str], int], what: str) -> int:
+    def total(counts: dict[tuple[str, str], int]) -> int:
+        return sum(count for (kind, _), count in counts.items() if kind == what)
+
+    return total(tally.snapshot()) - total(before)
+
+
+def test_lookup_that_a_stopped_server_does_not_answer_is_given_up_in_time(cache: Cache, scheduler: Any) -> None:
+    before = tally.snapshot()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("silent", tokens())
+        found, seconds = looked_up(scheduler, "silent")
+        assert found == 0
+        assert seconds < LIMIT_S + 0.3
+        assert not scheduler.is_healthy
+        scheduler.maybe_submit_lookup_request("while away", tokens())
+        assert looked_up(scheduler, "while away")[1] < 0.1
+    assert until(lambda: scheduler.is_healthy) < 2
+    scheduler.maybe_submit_lookup_request("after", tokens())
+    assert looked_up(scheduler, "after")[1] < 0.5
+    assert gained(before, "silences") == 1
+
+
+def test_without_the_guard_the_lookup_hangs(cache: Cache, scheduler: Any, bare: Callable[..., None]) -> None:
+    bare()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("hangs", tokens())
+        with pytest.raises(AssertionError, match="not so"):
+            looked_up(scheduler, "hangs", limit_s=2 * LIMIT_S)
+
+
+def test_killed_server_ends_what_was_asked_of_it_and_its_return_is_noticed(cache: Cache, scheduler: Any) -> None:
+    before = tally.snapshot()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("lost", tokens())
+        cache.kill()
+        found, seconds = looked_up(scheduler, "lost")
+    assert (found, gained(before, "disconnects")) == (0, 1)
+    assert seconds < 0.5
+    time.sleep(1.0)  # several heartbeats go by
+    client = scheduler.req_clients[cache.url]
+    assert len(client._message_queue_client.pending_futures) <= 1, "pings pile up in the socket's queue"
+    for answerless in (client.end_session("x"), client.lookup(None, 1)):
+        with pytest.raises(ServerUnavailable):
+            answerless.result(timeout=0)
+    cache.up(*USUAL)
+    assert until(lambda: scheduler.is_healthy) < 3
+    scheduler.maybe_submit_lookup_request("after", tokens())
+    assert looked_up(scheduler, "after")[1] < 0.5
+
+
+def test_without_the_guard_a_killed_server_leaves_requests_pending(
+    cache: Cache, scheduler: Any, bare: Callable[..., None]
+) -> None:
+    bare()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("hangs", tokens())
+        cache.kill()
+        with pytest.raises(AssertionError, match="not so"):
+            looked_up(scheduler, "hangs", limit_s=2 * LIMIT_S)
+
+
+def test_server_that_returns_with_another_chunk_size_is_not_used(
+    cache: Cache, scheduler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler.maybe_submit_lookup_request("starts the heartbeat", tokens())
+    looked_up(scheduler, "starts the heartbeat")
+    cache.kill()
+    until(lambda: not scheduler.is_healthy)
+    cache.up("--chunk-size", str(2 * CHUNK), "--supported-transfer-mode", "auto")
+    until(lambda: "came back with chunk size 256" in caplog.text)
+    time.sleep(1.0)
+    assert not scheduler.is_healthy
+    assert caplog.text.count("came back with chunk size") == 1
+    cache.up(*USUAL)
+    assert until(lambda: scheduler.is_healthy) < 8
+
+
+def test_stopped_server_holds_a_store_up_once_and_raises_nothing(cache: Cache, worker: Any) -> None:
+    worker.submit_store_request("stored", operation(0, [0, 1]), None)
+    assert worker.store_futures["stored"].result(timeout=1) is True
+    before = tally.snapshot()
+    with cache.stopped():
+        start = time.monotonic()
+        for n in range(5):
+            worker.submit_store_request(f"lost {n}", operation(10_000 + n, [2, 3]), None)
+        assert time.monotonic() - start < 0.5 + 0.3
+        assert gained(before, "stores_lost") == 5
+        sent, _ = worker.get_finished({f"lost {n}" for n in range(5)})
+        assert {f"lost {n}" for n in range(1, 5)} <= set(sent or ())
+    assert until(lambda: worker.is_healthy) < 3
+    worker.submit_store_request("again", operation(20_000, [4, 5]), None)
+    assert worker.store_futures["again"].result(timeout=1) is True
+
+
+def test_load_from_a_stopped_server_is_marked_for_recomputation(cache: Cache, worker: Any, scheduler: Any) -> None:
+    worker.submit_store_request("source", operation(50_000, [0, 1]), None)
+    scheduler.maybe_submit_lookup_request("loads", tokens(2 * CHUNK, first=50_000))
+    assert looked_up(scheduler, "loads")[0] == 2 * CHUNK
+    before = tally.snapshot()
+    with cache.stopped():
+        start = time.monotonic()
+        worker.submit_retrieve_request("loads", operation(50_000, [6, 7]), None)
+        worker.submit_retrieve_request("loads too", operation(50_000, [8, 9]), None)
+        assert time.monotonic() - start < 0.5 + 0.3
+        _, received = worker.get_finished(set())
+        assert received == {"loads", "loads too"}
+        assert worker.get_block_ids_with_load_errors() == {6, 7, 8, 9}
+        assert worker.get_finished(set())[1] == set()
+    assert gained(before, "loads_recomputed") == 2
+
+
+def test_load_brings_the_stored_bytes_back(worker: Any, scheduler: Any) -> None:
+    worker.submit_store_request("writes", operation(60_000, [0, 1]), None)
+    scheduler.maybe_submit_lookup_request("reads", tokens(2 * CHUNK, first=60_000))
+    assert looked_up(scheduler, "reads")[0] == 2 * CHUNK
+    worker.submit_retrieve_request("reads", operation(60_000, [10, 11]), None)
+    assert worker.get_finished(set())[1] == {"reads"}
+    for layer in worker.kv_caches.values():
+        assert torch.equal(layer[[0, 1]], layer[[10, 11]])
+
+
+def test_transfer_by_the_server_keeps_its_blocks_until_answer_or_death(cache: Cache) -> None:
+    worker = worker_for(cache.url, mode="lmcache_driven")
+    scheduler = scheduler_for(cache.url)
+    try:
+        with cache.stopped():
+            worker.submit_store_request("store", operation(70_000, [0, 1]), worker.create_recorded_event())
+            worker.submit_retrieve_request("load", operation(70_000, [2, 3]), worker.create_recorded_event())
+            until(lambda: not worker.is_healthy)  # the heartbeat has found the server silent
+            assert worker.get_finished({"store"}) == (set(), set())
+            assert {"store"} == set(worker.store_futures)
+            assert {"load"} == set(worker.retrieve_futures)
+            cache.kill()
+            until(lambda: worker.get_finished(set())[1] == {"load"}, 2)
+        assert worker.get_block_ids_with_load_errors() == {2, 3}
+        assert not worker.store_futures
+    finally:
+        scheduler.shutdown()
+        worker.shutdown()
+
+
+def test_no_server_is_refused_within_the_start_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patches.lmcache_availability.start.start_limit_s", lambda: 1.5)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    start = time.monotonic()
+    with pytest.raises(EnvironmentRefusedError) as refused:
+        scheduler_for(url, block_tokens=16)
+    assert 1.0 < time.monotonic() - start < 3.0
+    port = url.rpartition(":")[2]
+    assert f"lmcache server --host 127.0.0.1 --port {port} --chunk-size 256" in refused.value.remedy
+    assert "--supported-transfer-mode auto" in refused.value.remedy
+
+
+def test_server_that_starts_later_than_the_engine_is_waited_for(cache: Cache) -> None:
+    """A proxy accepts and closes at first, as a container's published port does before its server listens."""
+    proxy = socket.create_server(("127.0.0.1", 0))
+    opens = time.monotonic() + 1.5
+    threading.Thread(target=forward, args=(proxy, cache.port, opens), daemon=True).start()
+    start = time.monotonic()
+    adapter = scheduler_for(f"tcp://127.0.0.1:{proxy.getsockname()[1]}")
+    assert time.monotonic() - start < 5
+    assert adapter.lmcache_tokens_per_chunk == CHUNK
+    adapter.shutdown()
+    proxy.close()
+
+
+def forward(proxy: socket.socket, port: int, opens: float) -> None:
+    while True:
+        try:
+            client, _ = proxy.accept()
+        except OSError:
+            return
+        if time.monotonic() < opens:
+            client.close()
+            continue
+        upstream = socket.create_connection(("127.0.0.1", port))
+        for source, sink in ((client, upstream), (upstream, client)):
+            threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        sink.close()
+
+
+def test_chunk_size_that_does_not_fit_the_blocks_is_refused_with_the_one_that_does(cache: Cache) -> None:
+    start = time.monotonic()
+    with pytest.raises(EnvironmentRefusedError) as refused:
+        scheduler_for(cache.url, block_tokens=96)
+    assert time.monotonic() - start < 2
+    assert "chunk size 128" in refused.value.found
+    assert "--chunk-size 192" in refused.value.remedy
+
+
+def test_server_without_the_engines_transfer_mode_is_refused_in_seconds(running_cache: Cache) -> None:
+    running_cache.up("--chunk-size", str(CHUNK), "--supported-transfer-mode", "lmcache_driven")
+    start = time.monotonic()
+    with pytest.raises(EnvironmentRefusedError) as refused:
+        worker_for(running_cache.url)
+    assert time.monotonic() - start < 5
+    assert "not to the registration" in refused.value.found
+    assert "--supported-transfer-mode auto" in refused.value.remedy
