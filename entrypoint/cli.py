@@ -1,0 +1,174 @@
+"""The ``splint`` command. Each command imports what it needs; none imports vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import patches
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from patches.serving_gate.plan import CheckResult
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="splint",
+    help="vLLM and LMCache with their known faults held: proven before anything is served.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False, highlight=False)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"vllm-splint {patches.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _splint(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+def serve(context: typer.Context) -> None:
+    """Serve a model: every argument is one of `vllm serve`."""
+    from entrypoint import serve as serving
+
+    raise typer.Exit(serving.main(context.args))
+
+
+@app.command("patches")
+def show_patches(as_json: Json = False) -> None:
+    """List the patches and their state on the installed releases."""
+    from entrypoint.tables import patch_rows
+
+    rows = patch_rows()
+    if as_json:
+        _print_json([row.to_json() for row in rows])
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("id", "state", "purpose", "library", "roles", "upstream", "retires"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        patch = row.patch
+        state = f"{row.state}: {row.reason}" if row.reason else row.state
+        roles = " ".join(sorted(role.value for role in patch.roles))
+        library = f"{patch.library} {patch.releases}"
+        table.add_row(patch.id, state, patch.purpose, library, roles, " ".join(patch.upstream), patch.retires)
+    _console().print(table)
+
+
+@app.command()
+def report(
+    base_url: Annotated[str | None, typer.Option(help="The server's address, without /v1.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a server says about its patches, its processes and its smoke tests."""
+    from entrypoint import report as reports
+
+    folder = None if base_url else reports.newest_folder()
+    found = reports.from_folder(folder) if folder else reports.fetch(base_url or reports.DEFAULT_URL)
+    if as_json:
+        _print_json(found)
+    else:
+        _console().print(reports.render(found))
+
+
+@app.command()
+def smoke(
+    base_url: Annotated[str, typer.Option(help="The server's address, without /v1.")],
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's key.")] = None,
+    timeout_s: Annotated[float, typer.Option(min=1.0, help="Seconds for all checks together.")] = 120.0,
+    as_json: Json = False,
+) -> None:
+    """Run the smoke tests against a running server: those that need no closed gate."""
+    from entrypoint.smoke import battery
+    from entrypoint.smoke.check import Context
+    from entrypoint.smoke.checks import CHECKS
+    from entrypoint.smoke.outside import plan_for
+    from entrypoint.smoke.server import Server
+    from patches.framework.errors import EXIT_SMOKE_FAILED
+
+    plan = plan_for(base_url, api_key, timeout_s)
+    context = Context(plan, Server(plan), secret_passes=False)
+    verdict = battery.run(context, CHECKS, (lambda _: None) if as_json else _say)
+    if as_json:
+        _print_json(verdict.to_json())
+    else:
+        print(f"{verdict.status} in {verdict.seconds:.1f} s")
+    _leave(0 if verdict.status == "passed" else EXIT_SMOKE_FAILED)
+
+
+def _say(result: CheckResult) -> None:
+    line = f"{result.id:<10} {result.status:<8} {result.seconds:6.2f} s  {result.reason or result.proves}"
+    print(line, flush=True)
+
+
+def _leave(code: int) -> None:
+    """End at once: a check that hangs holds a thread whose end must not be waited for."""
+    sys.stdout.flush()
+    os._exit(code)
+
+
+@app.command()
+def review(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="module:qualname; all of the catalogue where none is given.")
+    ] = None,
+) -> None:
+    """Compare the installed sources with the reviewed ones; exit code 78 where one differs."""
+    from entrypoint.reviewing import differences
+    from patches.framework.errors import EXIT_REFUSED
+
+    lines = list(differences(names or []))
+    for line in lines:
+        print(line)
+    if any(line.differs for line in lines):
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def main() -> None:
+    """Run the command that the command line names."""
+    from patches.framework.errors import EXIT_REFUSED, SplintError
+
+    if sys.argv[1:2] == ["serve"]:
+        from entrypoint import serve as serving
+
+        # Not through typer: it would take "--" and abbreviations for its own.
+        sys.exit(serving.main(sys.argv[2:]))
+    try:
+        app()
+    except SplintError as error:
+        print(f"splint: {error}", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""``/splint/report`` in a form that people read. Reads what is there: reports of other releases may say less or more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from patches.framework import roster, rundir
+from patches.framework.errors import SplintError
+
+__all__ = ["DEFAULT_URL", "fetch", "from_folder", "newest_folder", "render"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+TIMEOUT_S = 5.0
+
+_COLOURS = {"passed": "green", "applied": "green", "failed": "red", "refused": "red", "skipped": "yellow"}
+
+
+def fetch(base_url: str) -> dict[str, Any]:
+    """The report of the server at ``base_url``; also what a closed gate answers.
+
+    Raises:
+        SplintError: nothing answers there, or something without a report.
+    """
+    url = f"{base_url.rstrip('/')}/splint/report"
+    remedy = "Give the server's address with --base-url; is it vllm-splint, and not SPLINT_MODE=off?"
+    try:
+        response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        report = response.json()
+    except httpx.HTTPError as error:
+        raise SplintError(f"no answer from {url} ({error})", "a running server", remedy) from error
+    except ValueError as error:
+        raise SplintError(f"HTTP {response.status_code} from {url}, not JSON", "a report", remedy) from error
+    if not isinstance(report, dict) or "phase" not in report:
+        raise SplintError(f"HTTP {response.status_code} from {url}", "a report", remedy)
+    return report
+
+
+def newest_folder() -> Path | None:
+    """The run directory of the server that was started last on this machine by this user, or None."""
+    named = rundir.current()
+    if named is not None:
+        return named if (named / rundir.PHASE).exists() else None
+    phases = [path for base in {"/tmp", "/dev/shm", *_bases()} for path in Path(base).glob("splint-*/" + rundir.PHASE)]  # noqa: S108 - where the servers make their private folders
+    own = [path for path in phases if os.access(path, os.R_OK)]
+    return max(own, key=lambda path: path.stat().st_mtime).parent if own else None
+
+
+def _bases() -> Iterator[str]:
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        if os.environ.get(name):
+            yield os.environ[name]
+
+
+def from_folder(folder: Path) -> dict[str, Any]:
+    """What a run directory tells of its server: works while the gate is closed and after the server has ended."""
+    return {
+        "schema": 1,
+        **(rundir.read_json(folder / rundir.PHASE) or {"phase": "unknown"}),
+        "processes": roster.load(folder),
+        "verdict": rundir.read_json(folder / rundir.VERDICT),
+        "run_dir": str(folder),
+    }
+
+
+def _coloured(word: str) -> Text:
+    return Text(word, _COLOURS.get(word, ""))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _head(report: dict[str, Any]) -> Text:
+    libraries = report.get("libraries") or {}
+    parts = [
+        f"phase {report.get('phase', 'unknown')}",
+        f"mode {report['mode']}" if report.get("mode") else "",
+        f"vllm-splint {report['version']}" if report.get("version") else "",
+        *(f"{library} {version}" for library, version in libraries.items()),
+        str(report.get("run_dir") or ""),
+    ]
+    return Text(" · ".join(filter(None, parts)), "bold")
+
+
+def _patches(report: dict[str, Any]) -> Iterator[RenderableType]:
+    rows = report.get("patches") or []
+    if not rows:
+        return
+    table = _table("Patches", "id", "states", "calls", "purpose")
+    for row in rows:
+        states = row.get("states") or {}
+        shown = Text(", ").join(_coloured(state) for state in states) if states else Text("in no process", "yellow")
+        table.add_row(str(row.get("id", "?")), shown, str(row.get("calls", "")), str(row.get("purpose", "")))
+    yield table
+
+
+def _where(process: dict[str, Any]) -> str:
+    ranks = {"DP": process.get("dp_rank"), "rank ": process.get("rank")}
+    return " ".join(f"{name}{rank}" for name, rank in ranks.items() if rank is not None)
+
+
+def _applied(process: dict[str, Any]) -> str:
+    rows = process.get("patches") or []
+    return f"{sum(row.get('state') == 'applied' for row in rows)} of {len(rows)}"
+
+
+def _processes(report: dict[str, Any]) -> Iterator[RenderableType]:
+    rows = report.get("processes") or []
+    if not rows:
+        return
+    table = _table("Processes", "role", "ranks", "pid", "alive", "applied", "plugin", "patch set")
+    for row in rows:
+        table.add_row(
+            str(row.get("role", "?")),
+            _where(row),
+            str(row.get("pid", "")),
+            "yes" if row.get("alive", True) else Text("no", "red"),
+            _applied(row),
+            "verified" if row.get("plugin_verified") else "",
+            str(row.get("patch_set", "")),
+        )
+    yield table
+
+
+def _verdict(report: dict[str, Any]) -> Iterator[RenderableType]:
+    verdict = report.get("verdict")
+    if not verdict:
+        return
+    status = str(verdict.get("status", "unknown"))
+    table = _table(f"Smoke tests: {status} in {verdict.get('seconds', '?')} s", "check", "status", "s", "what it says")
+    for check in verdict.get("checks") or []:
+        said = check.get("reason") or check.get("proves") or ""
+        table.add_row(
+            str(check.get("id", "?")), _coloured(str(check.get("status", "?"))), f"{check.get('seconds', 0):.2f}", said
+        )
+    yield table
+
+
+def _timings(report: dict[str, Any]) -> Iterator[RenderableType]:
+    timings = report.get("timings_ms") or report.get("timings") or {}
+    if timings:
+        spent = ", ".join(f"{phase} {value:.0f}" for phase, value in timings.items() if isinstance(value, (int, float)))
+        yield Text(f"Start-up work over all processes, in ms: {spent}")
+
+
+def render(report: dict[str, Any]) -> RenderableType:
+    """The report as tables; parts that it does not have are left out."""
+    parts = [_head(report), *_patches(report), *_processes(report), *_verdict(report), *_timings(report)]
+    return Group(*(piece for part in parts for piece in (part, Text())))

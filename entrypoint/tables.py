@@ -1,0 +1,74 @@
+"""What is said about the patches, generated from their records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from patches import catalogue
+from patches.framework import fingerprints
+from patches.framework.errors import RefusedError
+from patches.framework.libraries import in_range, installed_version
+from patches.framework.selection import selected
+from patches.framework.settings import get
+
+if TYPE_CHECKING:
+    from patches.framework.records import Patch
+
+__all__ = ["PatchRow", "patch_rows"]
+
+
+@dataclass(frozen=True)
+class PatchRow:
+    """One patch as tables show it; ``state`` is for the release that is installed here, ``reason`` explains it.
+
+    States: ``ready`` (its sources are the reviewed ones), ``ready if needed`` (the same, and the machine decides when
+    a server starts), ``retired`` (the release does not need it), ``off``, ``no library`` and ``refused``.
+    """
+
+    patch: Patch
+    state: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The row for ``--json``."""
+        patch = self.patch
+        return {
+            "id": patch.id,
+            "purpose": patch.purpose,
+            "fault": patch.fault,
+            "library": patch.library,
+            "releases": patch.releases,
+            "roles": sorted(role.value for role in patch.roles),
+            "targets": [target.name for target in patch.targets],
+            "upstream": list(patch.upstream),
+            "retires": patch.retires,
+            "exercised_by": patch.exercised_by,
+            "state": self.state,
+            "reason": self.reason,
+        }
+
+
+def _row(patch: Patch, *, on: bool) -> PatchRow:
+    version = installed_version(patch.library)
+    if not on:
+        return PatchRow(patch, "off", "left out by SPLINT_PATCHES")
+    if version is None:
+        return PatchRow(patch, "no library", f"{patch.library} is not installed")
+    if in_range(version, patch.releases) is False:
+        return PatchRow(patch, "retired", f"{patch.library} {version} is outside {patch.releases}")
+    try:
+        fingerprints.check(tuple(name for target in patch.targets for name in target.reviewed_names))
+    except RefusedError as error:
+        return PatchRow(patch, "refused", str(error))
+    return PatchRow(patch, "ready if needed" if patch.condition else "ready")
+
+
+def patch_rows() -> list[PatchRow]:
+    """Every patch in catalogue order, with its state on the installed releases. Imports neither of them.
+
+    Raises:
+        SettingError: ``SPLINT_PATCHES`` is malformed.
+    """
+    chosen = selected(get("SPLINT_PATCHES"))
+    return [_row(patch, on=patch.id in chosen) for patch in catalogue()]
