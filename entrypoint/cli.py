@@ -65,24 +65,13 @@ def serve(context: typer.Context) -> None:
 @app.command("patches")
 def show_patches(as_json: Json = False) -> None:
     """List the patches and their state on the installed releases."""
-    from entrypoint.tables import patch_rows
+    from entrypoint.tables import patch_rows, render
 
     rows = patch_rows()
     if as_json:
         _print_json([row.to_json() for row in rows])
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("id", "state", "purpose", "library", "roles", "upstream", "retires"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        patch = row.patch
-        state = f"{row.state}: {row.reason}" if row.reason else row.state
-        roles = " ".join(sorted(role.value for role in patch.roles))
-        library = f"{patch.library} {patch.releases}"
-        table.add_row(patch.id, state, patch.purpose, library, roles, " ".join(patch.upstream), patch.retires)
-    _console().print(table)
+    _console().print(render(rows))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``/splint/report`` in a form that people read. Reads what is there: reports of other releases may say less or more."""
+"""``/splint/report`` for people. It shows what is there: reports of other releases may say less or more."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Line:
         if self.digest is None:
             return f"missing   {self.name}"
         if self.differs:
-            return f"DIFFERS   {self.name} {self.digest[:12]}: {fingerprints.installed_source(self.name.partition(':')[0])}"
+            source = fingerprints.installed_source(self.name.partition(":")[0])
+            return f"DIFFERS   {self.name} {self.digest[:12]}: {source}"
         return f"reviewed  {self.name} {self.digest[:12]} ({', '.join(self.releases)})"
 
 

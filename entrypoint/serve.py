@@ -170,7 +170,7 @@ def _say(text: str) -> None:
 
 def _become_vllm(words: list[str], environ: Environ) -> NoReturn:
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *words]
-    os.execve(command[0], command, dict(environ))
+    os.execve(command[0], command, dict(environ))  # noqa: S606 - no shell is wanted
 
 
 def main(words: list[str]) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
 from patches import catalogue
 from patches.framework import fingerprints
 from patches.framework.errors import RefusedError
@@ -15,7 +19,7 @@ from patches.framework.settings import get
 if TYPE_CHECKING:
     from patches.framework.records import Patch
 
-__all__ = ["PatchRow", "patch_rows"]
+__all__ = ["PatchRow", "patch_rows", "render"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,26 @@ def patch_rows() -> list[PatchRow]:
     """
     chosen = selected(get("SPLINT_PATCHES"))
     return [_row(patch, on=patch.id in chosen) for patch in catalogue()]
+
+
+_STYLES = {"ready": "green", "ready if needed": "green", "refused": "red"}
+
+
+def _block(row: PatchRow) -> RenderableType:
+    patch = row.patch
+    head = Text.assemble(
+        (patch.id, "bold"), "  ", (row.state, _STYLES.get(row.state, "yellow")), f"  {patch.library} {patch.releases}"
+    )
+    lines = [
+        row.reason,
+        patch.purpose,
+        f"in: {', '.join(sorted(role.value for role in patch.roles))}",
+        f"upstream: {', '.join(patch.upstream)}" if patch.upstream else "",
+        f"retires: {patch.retires}",
+    ]
+    return Group(head, Padding("\n".join(filter(None, lines)), (0, 0, 1, 4)))
+
+
+def render(rows: list[PatchRow]) -> RenderableType:
+    """One block a patch, so that it reads in a terminal of any width."""
+    return Group(*map(_block, rows))

@@ -1,4 +1,4 @@
-"""A smoke plan for a server that this process has not started: what its public endpoints tell is enough for most checks."""
+"""A smoke plan for a server that somebody else has started, from what its public endpoints tell."""
 
 from __future__ import annotations
 
