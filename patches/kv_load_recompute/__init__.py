@@ -5,7 +5,7 @@ from patches.framework.records import Patch, Role, Target
 PATCH = Patch(
     id="kv_load_recompute",
     purpose="The default of kv_load_failure_policy is recompute; an explicit value still wins.",
-    fault="With the default, fail, a KV load that fails kills the user's request although its prompt could be recomputed.",
+    fault="By default a KV load that fails kills the user's request, although its prompt could be recomputed.",
     library="vllm",
     releases=">=0.32,<0.34",
     targets=(Target("vllm.config.utils", "config", "patches.kv_load_recompute.wrappers:config"),),

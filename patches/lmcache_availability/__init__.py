@@ -13,7 +13,7 @@ _WORKER = "patches.lmcache_availability.worker"
 
 PATCH = Patch(
     id="lmcache_availability",
-    purpose="A dead or silent LMCache server costs cache hits, not requests; a wrongly started one is refused in seconds.",
+    purpose="A dead or silent LMCache server costs hits, not requests; a wrongly started one is refused in seconds.",
     fault="With the LMCache server killed, every request hangs for up to 300 s while /health says 200; a server started"
     " in the wrong transfer mode, or none at all, holds the start of the engine for as long.",
     library="lmcache",

@@ -10,7 +10,7 @@ from typing import Any
 from patches.framework.records import Seam
 from patches.lmcache_availability import tally
 from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, limit_s
-from patches.lmcache_availability.link import Link, ServerUnavailable, State
+from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
 __all__ = ["cancel_streams", "close", "link_of", "query", "submit_request", "unlimited", "wait"]
 
@@ -39,7 +39,9 @@ class Watch:
         """End the request without an answer. A late answer finds it ended and changes nothing."""
         self.link.overdue(self.operation)
         _count(self.operation, "no answer in time")
-        future.set_exception(ServerUnavailable(f"LMCache server {self.link.url} did not answer {self.operation} in time"))
+        future.set_exception(
+            ServerUnavailableError(f"LMCache server {self.link.url} did not answer {self.operation} in time")
+        )
         return True
 
 
@@ -107,8 +109,8 @@ def _watched(future: Any, link: Link, operation: str) -> Any:
     return future
 
 
-def _gone(link: Link, operation: str) -> ServerUnavailable:
-    return ServerUnavailable(f"LMCache server {link.url} is gone; {operation} has no answer")
+def _gone(link: Link, operation: str) -> ServerUnavailableError:
+    return ServerUnavailableError(f"LMCache server {link.url} is gone; {operation} has no answer")
 
 
 def _failed(link: Link, operation: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from patches.framework.records import Seam
 from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.limits import ping_limit_s
-from patches.lmcache_availability.link import Link, ServerUnavailable, State
+from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
 __all__ = ["execute", "init", "send_ping"]
 
@@ -40,7 +40,11 @@ def execute(seam: Seam) -> Callable[..., Any]:
     def beat(self: Any) -> Any:
         seam.count()
         summary = original(self)
-        self._interval = _pause_s(self, link_of(self._req_client))
+        link = link_of(self._req_client)
+        if link.state is not State.ANSWERING:
+            # The server may have gone between the answer to the ping and the setting of the event.
+            self._health_event.clear()
+        self._interval = _pause_s(self, link)
         return summary
 
     return beat
@@ -77,5 +81,5 @@ def _same_chunks(req_client: Any, link: Link) -> bool:
     """Whether the server still cuts prompts as it did at start: its hit counts are in chunks."""
     try:
         return link.takes_back(req_client.get_chunk_size().result())
-    except ServerUnavailable:
+    except ServerUnavailableError:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from patches.framework import settings
 
@@ -38,7 +38,7 @@ PROBES = frozenset({"ping", "get_chunk_size"})
 """Operations that are sent to a lost server all the same: they find out whether it is back."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def limit_s(operation: str) -> float | None:
     """Seconds that an answer to ``operation`` may take, or None where it may take any time."""
     name = LIMITED_BY.get(operation)

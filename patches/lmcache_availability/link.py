@@ -15,14 +15,14 @@ from enum import Enum
 
 from patches.lmcache_availability import tally
 
-__all__ = ["Link", "ServerUnavailable", "State"]
+__all__ = ["Link", "ServerUnavailableError", "State"]
 
 logger = logging.getLogger(__name__)
 
 SETTLED_AFTER_S = 5.0
 
 
-class ServerUnavailable(TimeoutError, ConnectionError):
+class ServerUnavailableError(TimeoutError, ConnectionError):
     """The LMCache server is lost, or silent for longer than an engine may wait.
 
     A ``TimeoutError``, because that is what LMCache's own code treats as a miss.
@@ -42,7 +42,7 @@ class Link:
 
     Attributes:
         url: Where the server is expected, for messages; empty until an adapter has said it.
-        chunk_tokens: The chunk size that the server named at start, in tokens; a server that comes back with another is not used.
+        chunk_tokens: The chunk size that the server named at start; one that comes back with another is not used.
         block_tokens: The engine's block size, in tokens.
         epoch: Grows with every change of state.
     """
@@ -66,6 +66,7 @@ class Link:
 
     @property
     def lost(self) -> bool:
+        """Whether the server is proven gone."""
         return self.state is State.LOST
 
     def takes_back(self, chunk_tokens: int) -> bool:
@@ -75,7 +76,7 @@ class Link:
         if self.foreign_chunk_tokens != chunk_tokens:
             self.foreign_chunk_tokens = chunk_tokens
             logger.error(
-                "LMCache server %s came back with chunk size %d; this engine was started with %d and goes on without it."
+                "LMCache server %s came back with chunk size %d; this engine started with %d and goes on without it."
                 " Restart the server with --chunk-size %d, or restart the engine.",
                 self.url,
                 chunk_tokens,

@@ -89,16 +89,22 @@ def get_lmcache_chunk_size(seam: Seam) -> Callable[..., Any]:
         link = link_of(req_client)
         deadline = time.monotonic() + min(timeout, start_limit_s())
         while link.chunk_tokens is None:
-            try:
-                link.chunk_tokens = int(ask(req_client, max(0.0, deadline - time.monotonic())))
-            except TimeoutError:
-                if time.monotonic() + RETRY_S > deadline:
-                    raise
-                time.sleep(RETRY_S)
+            link.chunk_tokens = _asked(ask, req_client, deadline)
         link.answered()
         return link.chunk_tokens
 
     return patient
+
+
+def _asked(ask: Callable[..., int], req_client: Any, deadline: float) -> int | None:
+    """The server's chunk size in tokens, or None: ask again. Raises TimeoutError at the deadline."""
+    try:
+        return ask(req_client, max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        if time.monotonic() + RETRY_S > deadline:
+            raise
+        time.sleep(RETRY_S)
+        return None
 
 
 def scheduler_adapter(seam: Seam) -> Callable[..., Any]:

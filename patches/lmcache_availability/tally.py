@@ -12,7 +12,7 @@ _lock = threading.Lock()
 
 
 def add(what: str, reason: str, count: int = 1) -> None:
-    """Count ``what`` (``lookups_given_up``, ``stores_lost``, ``loads_recomputed``, ``disconnects``, …) under a reason."""
+    """Count ``what``: ``lookups_given_up``, ``stores_lost``, ``loads_recomputed``, ``disconnects``, ``silences``."""
     with _lock:
         _counts[what, reason] += count
 

@@ -12,7 +12,7 @@ from typing import Any
 from patches.framework.records import Seam
 from patches.lmcache_availability import tally
 from patches.lmcache_availability.connection import link_of
-from patches.lmcache_availability.link import Link, ServerUnavailable
+from patches.lmcache_availability.link import Link, ServerUnavailableError
 
 __all__ = ["poll", "submit_retrieve_request", "submit_store_request"]
 
@@ -68,7 +68,7 @@ def _trouble_ends(link: Link) -> Iterator[list[str]]:
     trouble: list[str] = []
     try:
         yield trouble
-    except ServerUnavailable:
+    except ServerUnavailableError:
         trouble.append("server unavailable")
     except RuntimeError as error:
         if link.settled():
@@ -93,7 +93,7 @@ def poll(seam: Seam) -> Callable[..., Any]:
         if self.is_healthy:
             try:
                 return original(self, *args, **kwargs)  # type: ignore[no-any-return]
-            except ServerUnavailable:
+            except ServerUnavailableError:
                 logger.debug("the connection was lost between two looks at the pending transfers")
         if not _disconnects_show(self.req_client):
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
@@ -141,7 +141,7 @@ def _settle_lost(adapter: Any) -> None:
 
 
 def _lost(future: Any) -> bool:
-    return isinstance(getattr(future, "raw_future_", future).exception_, ServerUnavailable)
+    return isinstance(getattr(future, "raw_future_", future).exception_, ServerUnavailableError)
 
 
 def _failed() -> Any:

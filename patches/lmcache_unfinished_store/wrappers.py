@@ -27,7 +27,9 @@ def release_entry(seam: Seam) -> Callable[..., None]:
         unfinished = _forget_writes(self, instance_id)
         if unfinished:
             logger.warning(
-                "Dropped %d unfinished store(s) of instance %d: their bytes were never confirmed.", unfinished, instance_id
+                "Dropped %d unfinished store(s) of instance %d: their bytes were never confirmed.",
+                unfinished,
+                instance_id,
             )
         original(self, instance_id, entry)
 

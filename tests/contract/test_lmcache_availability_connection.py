@@ -1,4 +1,4 @@
-"""The availability patch on LMCache's own classes, against real ``lmcache server`` processes that are stopped and killed."""
+"""The availability patch on LMCache's own classes, against real ``lmcache server`` processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from patches.framework import process
 from patches.framework.errors import EnvironmentRefusedError
 from patches.framework.records import Seam
 from patches.lmcache_availability import PATCH, tally
-from patches.lmcache_availability.link import ServerUnavailable
+from patches.lmcache_availability.link import ServerUnavailableError
 
 lmcache = pytest.importorskip("lmcache")
 torch = pytest.importorskip("torch")
 zmq = pytest.importorskip("zmq")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning"),  # LMCache's logging
+    pytest.mark.filterwarnings(
+        "ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning"
+    ),  # LMCache's logging
 ]
 
 CHUNK = 128
@@ -74,7 +76,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 SERVERS = multiprocessing.get_context("forkserver")
-SERVERS.set_forkserver_preload(["lmcache.cli.main", "lmcache.v1.multiprocess.server", "lmcache.v1.multiprocess.http_server"])
+SERVERS.set_forkserver_preload(
+    ["lmcache.cli.main", "lmcache.v1.multiprocess.server", "lmcache.v1.multiprocess.http_server"]
+)
 
 
 class Cache:
@@ -106,7 +110,16 @@ class Cache:
         return self
 
     def command(self) -> list[str]:
-        addresses = ["--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1", "--http-port", str(free_port())]
+        addresses = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--http-host",
+            "127.0.0.1",
+            "--http-port",
+            str(free_port()),
+        ]
         return ["server", *addresses, "--l1-size-gb", "0.1", "--eviction-policy", "LRU", *self.flags]
 
     def accepts(self) -> bool:
@@ -262,7 +275,7 @@ def test_killed_server_ends_what_was_asked_of_it_and_its_return_is_noticed(cache
     client = scheduler.req_clients[cache.url]
     assert len(client._message_queue_client.pending_futures) <= 1, "pings pile up in the socket's queue"
     for answerless in (client.end_session("x"), client.lookup(None, 1)):
-        with pytest.raises(ServerUnavailable):
+        with pytest.raises(ServerUnavailableError):
             answerless.result(timeout=0)
     cache.up(*USUAL)
     assert until(lambda: scheduler.is_healthy) < 3

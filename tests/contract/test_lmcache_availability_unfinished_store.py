@@ -23,7 +23,12 @@ INSTANCE = 7
 
 @pytest.fixture
 def module() -> Iterator[Any]:
-    from lmcache.v1.distributed.config import EvictionConfig, L1ManagerConfig, L1MemoryManagerConfig, StorageManagerConfig
+    from lmcache.v1.distributed.config import (
+        EvictionConfig,
+        L1ManagerConfig,
+        L1MemoryManagerConfig,
+        StorageManagerConfig,
+    )
     from lmcache.v1.multiprocess.custom_types import RegisterEngineDrivenContextPayload
     from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
     from lmcache.v1.multiprocess.modules.engine_driven_transfer import EngineDrivenTransferModule
