@@ -169,9 +169,7 @@ def test_requests_go_on_without_the_lmcache_server_and_caching_resumes(
             resumed = until(lambda: external_hits(server) > at_return + 1000, 30.0)
             time.sleep(3.0)
         disturbed = load.longest_wait_s(began)
-        print(
-            f"longest wait {undisturbed:.2f} s undisturbed, {disturbed:.2f} s through the outage; hits after {resumed:.1f} s"
-        )
+        print(f"longest wait {undisturbed:.2f} s, in the outage {disturbed:.2f} s; hits again after {resumed:.1f} s")
         assert load.failures() == []
         assert load.wrong() == 0
         assert disturbed < undisturbed + MOST_EXTRA_S
