@@ -354,24 +354,67 @@ def test_load_brings_the_stored_bytes_back(worker: Any, scheduler: Any) -> None:
         assert torch.equal(layer[[0, 1]], layer[[10, 11]])
 
 
-def test_transfer_by_the_server_keeps_its_blocks_until_answer_or_death(cache: Cache) -> None:
-    worker = worker_for(cache.url, mode="lmcache_driven")
-    scheduler = scheduler_for(cache.url)
-    try:
-        with cache.stopped():
-            worker.submit_store_request("store", operation(70_000, [0, 1]), worker.create_recorded_event())
-            worker.submit_retrieve_request("load", operation(70_000, [2, 3]), worker.create_recorded_event())
-            until(lambda: not worker.is_healthy)  # the heartbeat has found the server silent
-            assert worker.get_finished({"store"}) == (set(), set())
-            assert {"store"} == set(worker.store_futures)
-            assert {"load"} == set(worker.retrieve_futures)
-            cache.kill()
-            until(lambda: worker.get_finished(set())[1] == {"load"}, 2)
-        assert worker.get_block_ids_with_load_errors() == {2, 3}
-        assert not worker.store_futures
-    finally:
-        scheduler.shutdown()
-        worker.shutdown()
+@pytest.fixture
+def served_worker(cache: Cache) -> Iterator[Any]:
+    """A worker whose blocks the server moves itself; a store and a load were sent, and the server stands still."""
+    adapter = worker_for(cache.url, mode="lmcache_driven")
+    with cache.stopped():
+        adapter.submit_store_request("store", operation(70_000, [0, 1]), adapter.create_recorded_event())
+        adapter.submit_retrieve_request("load", operation(70_000, [2, 3]), adapter.create_recorded_event())
+        until(lambda: not adapter.is_healthy)  # the heartbeat has found the server silent
+        yield adapter
+    adapter.shutdown()
+
+
+def test_transfer_by_a_silent_server_keeps_its_blocks(cache: Cache, served_worker: Any) -> None:
+    assert served_worker.get_finished({"store"}) == (set(), set())
+    assert {"store"} == set(served_worker.store_futures)
+    assert {"load"} == set(served_worker.retrieve_futures)
+    cache.kill()
+    until(lambda: served_worker.get_finished(set())[1] == {"load"}, 2)
+    assert served_worker.get_block_ids_with_load_errors() == {2, 3}
+    assert not served_worker.store_futures
+
+
+def test_without_the_guard_the_blocks_go_back_while_the_server_may_write_them(
+    served_worker: Any, bare: Callable[..., None]
+) -> None:
+    bare("LMCacheMPWorkerAdapter.get_finished")
+    assert served_worker.get_finished({"store"})[1] == {"load"}
+
+
+def test_transfer_that_ends_with_the_connection_between_two_looks_is_no_exception(
+    cache: Cache, served_worker: Any
+) -> None:
+    served_worker._health_event.set()  # as if the break came after the look at the health event
+    cache.kill()
+    until(lambda: served_worker.retrieve_futures["load"][0].raw_future_.exception_ is not None, 2)
+    served_worker._health_event.set()
+    assert served_worker.get_finished(set())[1] == {"load"}
+
+
+@pytest.fixture
+def shared_memory_worker(running_cache: Cache) -> Iterator[Any]:
+    running_cache.up(*USUAL, "--no-l1-use-lazy", "--shm-name", f"splint_{os.getpid()}")
+    adapter = worker_for(running_cache.url)
+    yield adapter
+    adapter.shutdown()
+
+
+def test_store_through_shared_memory_raises_nothing_either(running_cache: Cache, shared_memory_worker: Any) -> None:
+    shared_memory_worker.submit_store_request("stored", operation(80_000, [0, 1]), None)
+    assert shared_memory_worker.store_futures["stored"].result(timeout=1) is True
+    with running_cache.stopped():
+        shared_memory_worker.submit_store_request("lost", operation(81_000, [2, 3]), None)
+        assert "lost" not in shared_memory_worker.store_futures
+
+
+def test_without_the_guard_a_store_through_shared_memory_kills_the_forward_pass(
+    running_cache: Cache, shared_memory_worker: Any, bare: Callable[..., None]
+) -> None:
+    bare("LMCacheMPWorkerAdapter.submit_store_request")
+    with running_cache.stopped(), pytest.raises(TimeoutError):
+        shared_memory_worker.submit_store_request("kills", operation(82_000, [2, 3]), None)
 
 
 def test_no_server_is_refused_within_the_start_limit(monkeypatch: pytest.MonkeyPatch) -> None:
