@@ -23,6 +23,7 @@ __all__ = ["supervise"]
 
 _LOCK = "supervisor.lock"
 _STATE = "supervisor.json"
+_BATTERY = "battery.json"
 
 
 def supervise() -> None:
@@ -70,7 +71,7 @@ def _claim(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _STATE)]
+    left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, _STATE)]
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     for path in left:
         path.unlink(missing_ok=True)

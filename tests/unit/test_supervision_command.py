@@ -99,7 +99,7 @@ def test_headless_server_is_known_by_its_flag() -> None:
         ("-kv_budget,-serving_gate", True),
     ],
 )
-def test_selection_without_the_gate_is_known(selection: str, ungated: bool) -> None:  # noqa: FBT001 - a table
+def test_selection_without_the_gate_is_known(selection: str, ungated: bool) -> None:
     assert is_ungated(selection) is ungated
 
 

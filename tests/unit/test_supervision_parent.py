@@ -347,11 +347,13 @@ def test_private_run_directory_ends_with_the_server(stage: Stage, tmp_path: Path
 def test_named_run_directory_is_kept_and_cleared_of_an_earlier_server(stage: Stage, tmp_path: Path) -> None:
     folder = rundir.prepare(tmp_path / "named")
     rundir.write_json(folder / rundir.VERDICT, {"status": "failed"})
+    rundir.write_json(folder / "battery.json", {"status": "passed"})
     rundir.write_json(folder / rundir.REFUSED / "1.json", {"found": "old"})
     rundir.write_json(folder / rundir.ROSTER / "999999999.json", {"role": "engine_core"})
     play = stage("attest('api_server'); say(run.name); time.sleep(.3); sys.exit(0)", SPLINT_RUN_DIR=str(folder))
     play.wait_for("named")
     assert play.end() == 0
+    assert not (folder / "battery.json").exists()
     assert [path.name for path in (folder / rundir.ROSTER).iterdir()] == [f"{play.pids['api_server']}.json"]
 
 

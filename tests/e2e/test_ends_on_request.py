@@ -1,0 +1,129 @@
+"""A server that is asked to end does so in any phase, with code 0, within 10 s and the drain, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.servers import Server
+
+from patches.framework import rundir
+
+Build = Callable[..., Server]
+LONGEST_S = 10.0
+VLLM = str(Path(sys.executable).with_name("vllm"))
+FORMS = {
+    "vllm serve": (VLLM, "serve"),
+    "api_server": ("-m", "vllm.entrypoints.openai.api_server"),
+}
+
+
+@pytest.fixture(autouse=True)
+def shared_memory_left_as_found() -> Iterator[None]:
+    """No segment in /dev/shm outlives its server."""
+    before = set(Path("/dev/shm").iterdir())
+    yield
+    assert set(Path("/dev/shm").iterdir()) - before == set()
+
+
+@pytest.fixture
+def start(build: Build, tmp_path: Path) -> Iterator[Build]:
+    """Start a server without waiting for it; its smoke tests are off, its run directory is ``tmp_path / "run"``."""
+    servers: list[Server] = []
+
+    def start(*flags: str, smoke: str = "off", **options: object) -> Server:
+        environ = {"SPLINT_RUN_DIR": str(tmp_path / "run"), "SPLINT_SMOKE": smoke}
+        servers.append(build(*flags, env=environ, **options).start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill_session()
+
+
+def assert_ends(server: Server, number: signal.Signals, code: int = 0, longest_s: float = LONGEST_S) -> None:
+    got, seconds = server.stop(number)
+    print(f"{number.name}: code {got} after {seconds:.2f} s")
+    assert got == code, server.tail()
+    assert seconds < longest_s
+    assert server.members() == []
+
+
+def told_phase(run: Path) -> str | None:
+    told = rundir.read_json(run / rundir.PHASE)
+    return told["phase"] if told else None
+
+
+@pytest.mark.parametrize("seconds", [3, 8, pytest.param(15, marks=pytest.mark.full), 20])
+def test_sigterm_while_loading(start: Build, seconds: float) -> None:
+    server = start(form=FORMS["vllm serve"])
+    time.sleep(seconds)
+    assert_ends(server, signal.SIGTERM)
+
+
+def test_sigterm_while_two_engines_load_under_two_api_servers(start: Build) -> None:
+    server = start("--data-parallel-size", "2", form=FORMS["vllm serve"])
+    time.sleep(20)
+    assert_ends(server, signal.SIGTERM)
+
+
+def test_sigterm_while_smoke_testing(start: Build, tmp_path: Path) -> None:
+    server = start(smoke="full", form=FORMS["api_server"])
+    server.wait_for(lambda: told_phase(tmp_path / "run") == "smoke")
+    assert_ends(server, signal.SIGTERM)
+
+
+def test_sigint_while_serving_idle(start: Build) -> None:
+    server = start(form=FORMS["api_server"])
+    server.wait_ready()
+    assert_ends(server, signal.SIGINT)
+
+
+def test_requests_in_flight_end_whole_within_the_drain(start: Build) -> None:
+    server = start("--shutdown-timeout", "20", form=FORMS["vllm serve"])
+    server.wait_ready()
+    asked = {"model": "tiny", "prompt": "one two three", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    asked["stream_options"] = {"include_usage": True}
+    with httpx.stream("POST", f"{server.base_url}/v1/completions", json=asked, timeout=60) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        *_, last, done = lines
+    assert done == "[DONE]"
+    assert json.loads(last)["usage"]["completion_tokens"] == 400
+    assert server.wait_end(LONGEST_S) == 0
+    assert server.members() == []
+
+
+def test_drain_that_is_too_short_ends_in_time(start: Build) -> None:
+    server = start("--shutdown-timeout", "1", form=FORMS["vllm serve"])
+    server.wait_ready()
+    asked = {"model": "tiny", "prompt": "one two three", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.base_url}/v1/completions", json=asked, timeout=60) as answer:
+        next(answer.iter_lines())
+        assert_ends(server, signal.SIGTERM, longest_s=LONGEST_S + 1)
+
+
+def test_sigterm_on_a_headless_node_that_waits_for_its_head(start: Build, tmp_path: Path) -> None:
+    server = start(*HEADLESS, form=FORMS["vllm serve"])
+    server.wait_for(lambda: any((tmp_path / "run" / rundir.ROSTER).glob("*.json")))
+    assert_ends(server, signal.SIGTERM)
+
+
+HEADLESS = (
+    "--headless", "--data-parallel-size", "2", "--data-parallel-size-local", "1", "--data-parallel-start-rank", "1",
+    "--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", "9499",
+)  # fmt: skip
+
+
+def test_command_that_serves_nothing_keeps_its_output_and_code(start: Build) -> None:
+    server = start("--no-such-flag", form=FORMS["vllm serve"])
+    assert server.wait_end() == 2
+    assert "unrecognized arguments: --no-such-flag" in server.text()
+    assert "splint" not in server.tail(1)
