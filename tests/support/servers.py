@@ -56,6 +56,7 @@ class Server:
     log: Path
     environ: Mapping[str, str] = field(default_factory=engine_environment)
     process: subprocess.Popen[bytes] | None = None
+    ready_s: float = 0.0
 
     @property
     def base_url(self) -> str:
@@ -89,7 +90,10 @@ class Server:
         Raises:
             RuntimeError: the server ended or is not ready in time; its log's end is in the message.
         """
-        return self.wait_for(lambda: (answer := self.get(path)) is not None and answer.status_code == 200, timeout_s)
+        self.ready_s = self.wait_for(
+            lambda: (answer := self.get(path)) is not None and answer.status_code == 200, timeout_s
+        )
+        return self.ready_s
 
     def wait_for(self, true: Any, timeout_s: float = READY_S) -> float:
         """Wait until ``true()``; returns the seconds it took. Raises like :meth:`wait_ready`."""

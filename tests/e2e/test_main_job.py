@@ -1,0 +1,105 @@
+"""The main job: DP 2 + EP with an FP8 KV cache and LMCache, patched, proven, serving."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.servers import Server
+
+ROLES = {
+    ("api_server", None, 0),
+    ("dp_coordinator", None, None),
+    ("engine_core", 0, None),
+    ("engine_core", 1, None),
+    ("worker", 0, 0),
+    ("worker", 1, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def report(stack: Server) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.get(stack.base_url + "/splint/report").json()
+    return answer
+
+
+def test_the_smoke_tests_proved_the_whole_series_and_say_what_they_saw(report: dict[str, Any]) -> None:
+    checks = {check["id"]: check for check in report["verdict"]["checks"]}
+    for check in checks.values():
+        print(f"{check['id']}: {check['status']} in {check['seconds']:.2f} s {check['reason']} {json.dumps(check['evidence'])[:400]}")
+    assert report["verdict"]["status"] == "passed"
+    wanted = {"models", "chat", "stream", "logprobs", "dp_ranks", "kv_series", "roster"}
+    assert {name for name, check in checks.items() if check["status"] == "passed"} >= wanted
+
+
+def test_the_smoke_tests_take_at_most_fifteen_seconds(report: dict[str, Any]) -> None:
+    print(f"smoke tests: {report['verdict']['seconds']:.1f} s")
+    assert report["verdict"]["seconds"] <= 15
+
+
+def test_the_roster_is_complete_and_every_process_is_verified(report: dict[str, Any]) -> None:
+    members = {(entry["role"], entry["dp_rank"], entry["rank"]): entry for entry in report["processes"]}
+    assert set(members) == ROLES
+    assert {entry["patch_set"] for entry in members.values()} == {report["processes"][0]["patch_set"]}
+    for (role, _, _), entry in members.items():
+        assert entry["alive"]
+        assert entry["plugin_verified"] or role == "dp_coordinator"
+
+
+def test_the_patches_of_the_main_job_are_applied_and_exercised(report: dict[str, Any]) -> None:
+    calls = {patch["id"]: patch["calls"] for patch in report["patches"]}
+    print(f"calls by patch: {calls}")
+    for name in ("cpu_expert_parallel", "lmcache_availability", "serving_gate", "process_roster"):
+        assert calls[name] > 0, name
+
+
+def test_our_start_up_work_is_at_most_three_percent_of_the_time_to_healthy(stack: Server, report: dict[str, Any]) -> None:
+    """Summed over all processes, although they start side by side."""
+    total = sum(report["timings_ms"].values()) / 1000
+    print(f"start-up work of our own, ms by phase over {len(report['processes'])} processes: {report['timings_ms']}")
+    print(f"{total:.2f} s of {stack.ready_s:.1f} s to healthy: {100 * total / stack.ready_s:.2f} %")
+    assert total <= 0.03 * stack.ready_s
+
+
+def test_the_openai_sdk_chats_streams_and_reads_log_probabilities(stack: Server) -> None:
+    client = openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "the quick brown fox"}]
+    whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, logprobs=True)
+    parts = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == whole.choices[0].message.content
+    assert whole.choices[0].logprobs is not None
+
+
+def test_metrics_name_every_patch_in_every_process(stack: Server) -> None:
+    lines = httpx.get(stack.base_url + "/metrics").text.splitlines()
+    info = [line for line in lines if line.startswith("splint_patch_info{") and 'patch="cpu_expert_parallel"' in line]
+    assert {'role="worker"' in line and 'state="applied"' in line for line in info} >= {True}
+    assert any(line.startswith("splint_smoke_check{") and 'check="kv_series"' in line for line in lines)
+
+
+def test_splint_report_reads_the_running_server(stack: Server) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "entrypoint.cli", "report", "--base-url", stack.base_url],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    print(shown.stdout)
+    assert shown.returncode == 0, shown.stderr
+    for name in ("cpu_expert_parallel", "kv_series", "engine_core"):
+        assert name in shown.stdout
+
+
+def test_both_ranks_answer_alike(stack: Server) -> None:
+    def ask(rank: int) -> Any:
+        body = {"model": "tiny", "prompt": list(range(20, 320)), "max_tokens": 8, "temperature": 0, "logprobs": 1}
+        answer = httpx.post(
+            stack.base_url + "/v1/completions", json=body, headers={"X-data-parallel-rank": str(rank)}, timeout=60
+        )
+        return answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+
+    assert ask(0) == pytest.approx(ask(1), abs=1e-2)
