@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 __all__ = ["Arguments"]
@@ -34,10 +35,14 @@ class Arguments:
     def value(self, name: str) -> str | None:
         """The option's last value, as text, or None where it is not given."""
         found = None
-        for word, following in zip(self.words, [*self.words[1:], ""], strict=True):
+        for word, following in self._pairs():
             if _name(word) == name:
                 found = word.partition("=")[2] if "=" in word else following
         return found
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Each word with the one after it, the last with an empty one."""
+        return zip_longest(self.words, self.words[1:], fillvalue="")
 
     @property
     def model(self) -> str | None:
@@ -66,7 +71,7 @@ class Arguments:
         return list(self._parallel())
 
     def _parallel(self) -> Iterator[str]:
-        for word, following in zip(self.words, [*self.words[1:], ""], strict=True):
+        for word, following in self._pairs():
             if _name(word) in _SHORT or _name(word).startswith(_PARALLEL):
                 takes_next = "=" not in word and following and not following.startswith("-")
                 yield f"{word} {following}" if takes_next else word

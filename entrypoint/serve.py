@@ -16,7 +16,6 @@ from patches.framework.errors import (
     EXIT_USAGE,
     EnvironmentRefusedError,
     RefusedError,
-    SettingError,
     SplintError,
 )
 from patches.framework.libraries import installed_version
@@ -173,18 +172,25 @@ def _become_vllm(words: list[str], environ: Environ) -> NoReturn:
     os.execve(command[0], command, dict(environ))  # noqa: S606 - no shell is wanted
 
 
+def _ready(words: list[str], environ: Environ) -> None:
+    """Check and prepare, and say what starts; a request for help is vLLM's to answer."""
+    if any(word.partition("=")[0] in ("-h", "--help") for word in words):
+        return
+    arguments = Arguments(words)
+    check(arguments, environ)
+    prepare(environ)
+    _say(banner(arguments, environ))
+
+
 def main(words: list[str]) -> int:
     """Check, prepare and become ``vllm serve``. Returns only with the exit code of a refusal."""
-    arguments, environ = Arguments(words), dict(os.environ)
+    environ = dict(os.environ)
     if environ.get("SPLINT_MODE") == "off":
         _say(f"vllm-splint {patches.__version__} is off (SPLINT_MODE=off): this is stock vLLM")
-        _become_vllm(words, environ)
-    if not {"-h", "--help"} & {_word.partition("=")[0] for _word in words}:
+    else:
         try:
-            check(arguments, environ)
-        except (SettingError, SplintError) as error:
+            _ready(words, environ)
+        except SplintError as error:
             _say(f"splint serve: {error}")
             return EXIT_USAGE if isinstance(error, UsageError) else EXIT_REFUSED
-        prepare(environ)
-        _say(banner(arguments, environ))
     _become_vllm(words, environ)

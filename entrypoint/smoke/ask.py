@@ -82,7 +82,7 @@ def complete(
     except openai.APIStatusError as error:
         if reason := refusal(error):
             raise DoesNotApplyError(reason) from error
-        if lower := _lower_limit(server, error):
+        if (lower := _lower_limit(server, error)) is not None:
             server.top = lower
             return complete(server, prompt, max_tokens, engine, salt)
         raise

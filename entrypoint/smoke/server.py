@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RANK_HEADER", "Server", "tls_context"]
 
+COUNTED_WITHIN_S = 5.0
 RANK_HEADER = "X-data-parallel-rank"
 
 # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name.
@@ -84,12 +85,12 @@ class Server:
         response = self.http.get(f"{self._base_url}/metrics")
         return parse(response.raise_for_status().text)
 
-    def counters_once(self, arrived: Callable[[Counters], bool], timeout_s: float = 5.0) -> Counters:
+    def counters_once(self, arrived: Callable[[Counters], bool]) -> Counters:
         """Read the counters until ``arrived`` says that they tell of the last request, or time is up.
 
         vLLM answers a request before it counts it, so the first reading may be too early.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + COUNTED_WITHIN_S
         while True:
             counters = self.counters()
             if arrived(counters) or time.monotonic() > deadline:

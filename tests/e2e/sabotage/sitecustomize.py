@@ -12,11 +12,11 @@ goes wrong in the same way and nothing else does.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import wrapt
@@ -28,7 +28,7 @@ def _victims(metadata: Any, block_size: int) -> list[int]:
     """Physical numbers of the blocks to read wrongly: the first of each request that has one behind it."""
     starts = metadata.query_start_loc.tolist()
     blocks = []
-    for row, (begin, end) in enumerate(itertools.pairwise(starts)):
+    for row, (begin, end) in enumerate(pairwise(starts)):
         length = end - begin
         behind = int(metadata.seq_lens[row]) - length
         phase = "decode" if length == 1 else "prefill"
