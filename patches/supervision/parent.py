@@ -70,8 +70,11 @@ class Supervisor:
         """Watch until the server has ended and nothing of it is left. Returns the exit code for the whole."""
         processes.name_process("splint")
         self._watch()
-        self._outcome.main_code = processes.exit_code_of(self._reaped.get(self._main, signal.SIGKILL))
+        status = self._reaped.get(self._main, signal.SIGKILL)
+        self._outcome.main_code = processes.exit_code_of(status)
         self._look()
+        if os.WIFSIGNALED(status) and not self._course.begun:
+            say(f"vLLM's first process (pid {self._main}) ended unasked, {processes.describe_status(status)}")
         self._clear_away()
         self._tell_end()
         return exit_code(self._outcome)

@@ -137,7 +137,9 @@ def test_command_that_starts_no_engine_keeps_its_own_code(stage: Stage, code: in
 
 
 def test_main_process_killed_by_a_signal_gives_128_and_its_number(stage: Stage) -> None:
-    assert stage("os.kill(os.getpid(), signal.SIGKILL)").end() == 137
+    play = stage("os.kill(os.getpid(), signal.SIGKILL)")
+    assert play.end() == 137
+    assert "ended unasked, killed by SIGKILL" in play.stderr
 
 
 @pytest.mark.parametrize("role", ["engine_core", "worker", "dp_coordinator", "api_server"])
