@@ -9,7 +9,7 @@ from typing import Any
 
 from patches.framework.records import Seam
 from patches.lmcache_availability import tally
-from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, limit_s
+from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, limit_s, message_s
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
 __all__ = ["cancel_streams", "close", "link_of", "query", "submit_request", "unlimited", "wait"]
@@ -17,7 +17,7 @@ __all__ = ["cancel_streams", "close", "link_of", "query", "submit_request", "unl
 _LINK = "splint_link"
 _WATCH = "splint_watch"
 _PING = "splint_ping"
-_PING_AGAIN_AFTER_S = 10.0
+_PING_AGAIN_AFTER_S = 60.0
 _LOOKUPS = frozenset({"lookup", "query_prefetch_status"})
 
 
@@ -38,16 +38,12 @@ class Watch:
     def give_up(self, future: Any) -> bool:
         """End the request without an answer. A late answer finds it ended and changes nothing."""
         self.link.overdue(self.operation)
-        _count(self.operation, "no answer in time")
+        if self.operation == "lookup":
+            tally.add("lookups_given_up", "no answer in time")
         future.set_exception(
             ServerUnavailableError(f"LMCache server {self.link.url} did not answer {self.operation} in time")
         )
         return True
-
-
-def _count(operation: str, reason: str) -> None:
-    if operation in _LOOKUPS:
-        tally.add("lookups_given_up", reason)
 
 
 def link_of(client: Any) -> Link:
@@ -80,12 +76,12 @@ def submit_request(seam: Seam) -> Callable[..., Any]:
         if operation == "ping":
             return _ping(link, self, send, request_payloads)
         if operation in PROBES or not pointless:
-            return _watched(send(self, operation, request_payloads), link, operation)
+            return _watched(send(self, operation, request_payloads), link, operation, request_payloads)
         epoch = link.epoch
         future = _failed(link, operation) if link.lost else send(self, operation, request_payloads)
         if link.epoch != epoch and link.lost:
             future.set_exception(_gone(link, operation))
-        return _watched(future, link, operation)
+        return _watched(future, link, operation, request_payloads)
 
     return submit
 
@@ -100,9 +96,10 @@ def _ping(link: Link, client: Any, send: Callable[..., Any], payloads: list[Any]
     return future
 
 
-def _watched(future: Any, link: Link, operation: str) -> Any:
+def _watched(future: Any, link: Link, operation: str, payloads: list[Any]) -> Any:
     seconds = limit_s(operation)
     if seconds is not None:
+        seconds += message_s(operation, payloads, link.token_bytes)
         # A silent server is still sent what releases its locks, but nothing waits for it.
         waits = link.state is State.ANSWERING or operation in PROBES
         setattr(future, _WATCH, Watch(link, operation, seconds if waits else 0.0))
@@ -117,13 +114,8 @@ def _failed(link: Link, operation: str) -> Any:
     from lmcache.v1.multiprocess.futures import MessagingFuture
 
     future: Any = MessagingFuture()
-    _fail(future, link, operation)
-    return future
-
-
-def _fail(future: Any, link: Link, operation: str) -> None:
-    _count(operation, "server lost")
     future.set_exception(_gone(link, operation))
+    return future
 
 
 def cancel_streams(seam: Seam) -> Callable[..., Any]:
@@ -139,7 +131,10 @@ def cancel_streams(seam: Seam) -> Callable[..., Any]:
         self.process_outbound_task()
         pending, self.pending_futures = self.pending_futures, {}
         for future, spec in pending.values():
-            _fail(future, link, spec.operation)
+            future.set_exception(_gone(link, spec.operation))
+        lookups = sum(spec.operation in _LOOKUPS for _, spec in pending.values())
+        if lookups and not link.closing:
+            tally.add("lookups_given_up", "server lost", lookups)
 
     return end_all
 

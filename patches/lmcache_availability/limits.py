@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from patches.framework import settings
 
-__all__ = ["LIMITED_BY", "PROBES", "QUIET", "limit_s", "ping_limit_s", "start_limit_s"]
+__all__ = ["LIMITED_BY", "PROBES", "QUIET", "limit_s", "message_s", "ping_limit_s", "start_limit_s"]
 
 _START = "SPLINT_LMCACHE_START_TIMEOUT_S"
 _LOOKUP = "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"
@@ -34,6 +35,9 @@ Registration may take long with a large cache and is judged by the order of answ
 QUIET = frozenset({"free_lookup_locks", "end_session", "report_block_allocation", "store", "retrieve", "store_q"})
 """Operations without a limit that are pointless once the server is lost."""
 
+MESSAGE_BYTES_PER_S = 256 << 20
+"""A pace that a live server keeps with ease: pickling, loopback and copy together reach several times as much."""
+
 PROBES = frozenset({"ping", "get_chunk_size"})
 """Operations that are sent to a lost server all the same: they find out whether it is back."""
 
@@ -43,6 +47,23 @@ def limit_s(operation: str) -> float | None:
     """Seconds that an answer to ``operation`` may take, or None where it may take any time."""
     name = LIMITED_BY.get(operation)
     return None if name is None else float(settings.get(name))
+
+
+def message_s(operation: str, payloads: list[Any], token_bytes: float) -> float:
+    """Seconds that the bytes of a transfer may take on their way, beyond the limit of its operation.
+
+    Args:
+        operation: The request's name.
+        payloads: Its arguments; a store carries its bytes, a load names the tokens whose bytes the answer carries.
+        token_bytes: KV bytes of one token in the answer to a load; 0 where they travel through shared memory.
+    """
+    if operation == "commit_store":
+        size = float(len(payloads[2]))
+    elif operation == "prepare_retrieve":
+        size = (payloads[0].end - payloads[0].start) * token_bytes
+    else:
+        size = 0.0
+    return size / MESSAGE_BYTES_PER_S
 
 
 def ping_limit_s() -> float:

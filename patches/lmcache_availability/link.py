@@ -44,6 +44,7 @@ class Link:
         url: Where the server is expected, for messages; empty until an adapter has said it.
         chunk_tokens: The chunk size that the server named at start; one that comes back with another is not used.
         block_tokens: The engine's block size, in tokens.
+        token_bytes: KV bytes of a token that travel in messages; 0 where there are none or shared memory is used.
         epoch: Grows with every change of state.
     """
 
@@ -52,6 +53,7 @@ class Link:
         self.block_tokens = 0
         self.chunk_tokens: int | None = None
         self.foreign_chunk_tokens: int | None = None
+        self.token_bytes = 0.0
         self.epoch = 0
         self.state = State.ANSWERING
         self.closing = False

@@ -26,6 +26,7 @@ __all__ = [
 USUAL_CHUNK_TOKENS = 256
 RETRY_S = 0.2
 ORDER_GRACE_S = 0.5
+REGISTRATION_LIMIT_S = 300.0
 
 
 def server_command(url: str, block_tokens: int) -> str:
@@ -175,8 +176,7 @@ def submit_registration(seam: Seam) -> Callable[..., Any]:
         seam.count()
         registration = original(self, send)
         question = unlimited(self._req_client.get_chunk_size())
-        question.wait()
-        if not registration.wait(ORDER_GRACE_S):
+        if question.wait(REGISTRATION_LIMIT_S) and not registration.wait(ORDER_GRACE_S):
             link = link_of(self._req_client)
             _refuse(_wrong_mode(link.url, link.block_tokens))
         return registration

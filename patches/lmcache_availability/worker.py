@@ -47,8 +47,10 @@ def submit_retrieve_request(seam: Seam) -> Callable[..., Any]:
     @wraps(original)
     def retrieve(self: Any, request_id: str, op: Any, *args: Any, **kwargs: Any) -> None:
         seam.count()
+        link = link_of(self.req_client)
+        link.token_bytes = _message_bytes_a_token(self)
         with _loads_counted(self):
-            with _trouble_ends(link_of(self.req_client)) as trouble:
+            with _trouble_ends(link) as trouble:
                 original(self, request_id, op, *args, **kwargs)
             if trouble:
                 self.error_block_ids.update(op.flat_block_ids)
@@ -56,6 +58,16 @@ def submit_retrieve_request(seam: Seam) -> Callable[..., Any]:
                 self._dropped_retrieves.add(request_id)
 
     return retrieve
+
+
+def _message_bytes_a_token(adapter: Any) -> float:
+    """KV bytes of a token in the answer to a load: those of LMCache's chunk where chunks travel pickled, else 0."""
+    context = getattr(adapter.transfer_ctx, "_engine_driven_context", None)
+    if context is None or hasattr(context, "_shm"):
+        return 0.0
+    layout = context.layout_desc
+    size = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True))
+    return float(size / adapter.lmcache_tokens_per_chunk)
 
 
 @contextmanager

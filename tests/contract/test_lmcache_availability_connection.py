@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,10 @@ class Cache:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
+    def stands_still(self) -> bool:
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return all("State:\tT" in (thread / "status").read_text() for thread in threads)
+
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join()
@@ -133,6 +138,7 @@ class Cache:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         os.kill(self.process.pid, signal.SIGSTOP)
+        until(self.stands_still)
         try:
             yield
         finally:

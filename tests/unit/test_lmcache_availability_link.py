@@ -125,3 +125,14 @@ def test_look_up_and_transfer_limits_together_stay_under_two_seconds() -> None:
 def test_server_command_names_a_chunk_size_that_is_a_multiple_of_the_block_size(block: int, chunk: int) -> None:
     command = server_command("tcp://127.0.0.1:5555", block)
     assert f"--host 127.0.0.1 --port 5555 --chunk-size {chunk} " in command
+
+
+class Key:
+    start, end = 0, 1024
+
+
+def test_large_transfer_in_messages_is_given_the_time_that_its_bytes_take() -> None:
+    assert limits.message_s("commit_store", [Key, 1, bytes(1 << 20)], 0.0) == 1 / 256
+    assert limits.message_s("prepare_retrieve", [Key, 1], float(256 << 10)) == 1.0
+    assert limits.message_s("prepare_retrieve", [Key, 1], 0.0) == 0.0
+    assert limits.message_s("prepare_store", [Key, 1], float(256 << 10)) == 0.0
