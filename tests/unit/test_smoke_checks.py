@@ -45,6 +45,7 @@ class Engine:
     logprob_shift: float = 0.0
     broken_stream: bool = False
     other_rank: bool = False
+    turn: int = 0
     names: tuple[str, ...] = ("tiny",)
 
     def __post_init__(self) -> None:
@@ -90,6 +91,12 @@ class Engine:
                 "logprobs": {"top_logprobs": named, "tokens": [], "token_logprobs": [], "text_offset": []},
             }],
         }  # fmt: skip
+
+    def pool(self) -> None:
+        """Count a request on the rank whose turn it is, as a load balancer would."""
+        with self.lock:
+            self.turn = (self.turn + 1) % (1 if self.other_rank else self.ranks)
+            self.counters["request_success", self.turn] += 1
 
     def wrong(self, source: str, step: int) -> bool:
         return self.wrong_on == source or (self.wrong_on == "decode" and step > 0)
@@ -145,6 +152,7 @@ class Handler(BaseHTTPRequestHandler):
                 prefix.clear()
             self._send({"reset": True})
         elif self.path == "/pooling":
+            self.engine.pool()
             self._send({"data": [{"data": [[0.25, -0.5], [float("nan") if self.engine.wrong_on else 1.0, 0.0]]}]})
         else:
             self._send({"detail": "Not Found"}, 404)
@@ -346,8 +354,14 @@ def test_another_model_on_the_port_is_caught(run: Run) -> None:
 
 def test_a_pooling_model_is_asked_to_pool_only(run: Run) -> None:
     results = run(Engine(), runner="pooling")
-    assert {name for name, result in results.items() if result.status == "passed"} == {"models", "pooling"}
+    assert {name for name, result in results.items() if result.status == "passed"} == {"models", "pooling", "dp_ranks"}
     assert results["pooling"].evidence["endpoint"] == "/pooling"
+
+
+def test_a_rank_that_pools_nothing_is_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.smoke.server.COUNTED_WITHIN_S", 0.1)
+    result = run(Engine(other_rank=True), "dp_ranks", runner="pooling")["dp_ranks"]
+    assert (result.status, result.evidence["moved"]) == ("failed", {"0": 8, "1": 0})
 
 
 def test_a_pooling_model_that_answers_nan_is_caught(run: Run) -> None:

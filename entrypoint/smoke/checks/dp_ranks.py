@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from entrypoint.smoke import chatting
 from entrypoint.smoke.ask import complete
-from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
+from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence, always
+from entrypoint.smoke.checks import pooling
 from entrypoint.smoke.counters import PROMPT_TOKENS, REQUESTS
 from entrypoint.smoke.prompts import Tokens
 
 __all__ = ["CHECK", "NO_COUNTERS"]
 
 PROMPT_LENGTH = 5
+ROUNDS = 4
 NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be proven"
 
 
@@ -31,10 +32,34 @@ def _took(context: Context, index: int, rank: int) -> dict[str, int]:
     return moved
 
 
+def _spread(context: Context) -> dict[str, int]:
+    """Pool until every rank has counted a request: pooling requests go where the load balancer sends them."""
+    ranks = context.plan.dp_ranks
+    before = after = context.server.counters()
+    for _ in range(ROUNDS * len(ranks)):
+        pooling.ask(context)
+        after = context.server.counters()
+        if all(after.moved(before, REQUESTS, rank) for rank in ranks):
+            break
+    after = context.server.counters_once(lambda now: all(now.moved(before, REQUESTS, rank) for rank in ranks))
+    moved = {str(rank): after.moved(before, REQUESTS, rank) for rank in ranks}
+    if not all(moved.values()):
+        raise CheckFailedError(
+            f"requests by DP rank: {moved}",
+            f"at least one on each after {ROUNDS * len(ranks)} in all",
+            "Look in the log of the engine that took none.",
+            {"moved": moved},
+        )
+    return moved
+
+
 def run(context: Context) -> Evidence:
+    """See the module's first line."""
     if not context.server.counters():
         raise DoesNotApplyError(NO_COUNTERS)
+    if context.plan.runner == "pooling":
+        return {"ranks": _spread(context)}
     return {"ranks": {str(rank): _took(context, index, rank) for index, rank in enumerate(context.plan.dp_ranks)}}
 
 
-CHECK = Check("dp_ranks", "Every data-parallel rank of this server took a request.", chatting.applies, run)
+CHECK = Check("dp_ranks", "Every data-parallel rank of this server took a request.", always, run)

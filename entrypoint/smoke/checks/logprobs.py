@@ -34,7 +34,9 @@ def run(context: Context) -> Evidence:
             "Look for errors in the engine's log.",
             evidence,
         )
-    if not all(math.isfinite(value) and value <= 0 for value in values):
+    # --logprobs-mode may ask for logits, which have no upper bound.
+    bound = math.inf if str(context.plan.to_json().get("logprobs_mode")).endswith("logits") else 0.0
+    if not all(math.isfinite(value) and value <= bound for value in values):
         raise CheckFailedError(
             f"log-probabilities between {evidence['lowest']} and {evidence['highest']}",
             "finite numbers, none above 0",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from patches.serving_gate.plan import SmokePlan
 
-__all__ = ["CHECK", "numbers"]
+__all__ = ["CHECK", "ask", "numbers"]
 
 PROMPT_LENGTH = 12
 
@@ -53,7 +53,12 @@ def _pooled(context: Context, prompt: list[int]) -> tuple[str, list[float]] | No
     return None
 
 
-def run(context: Context) -> Evidence:
+def ask(context: Context) -> tuple[str, list[float]]:
+    """The endpoint that answered a random prompt, and its numbers.
+
+    Raises:
+        CheckFailedError: none answered.
+    """
     prompt = Tokens(context.plan.vocab_size).prompt(min(PROMPT_LENGTH, context.plan.max_model_len))
     answer = _embedding(context, prompt) or _pooled(context, prompt)
     if answer is None:
@@ -62,7 +67,12 @@ def run(context: Context) -> Evidence:
             "one of them to answer a prompt of token ids",
             "Look for errors in the API server's log.",
         )
-    path, values = answer
+    return answer
+
+
+def run(context: Context) -> Evidence:
+    """See the module's first line."""
+    path, values = ask(context)
     if not values or not all(map(math.isfinite, values)):
         raise CheckFailedError(
             f"{sum(not math.isfinite(value) for value in values)} of {len(values)} numbers not finite from {path}",

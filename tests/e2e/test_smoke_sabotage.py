@@ -1,0 +1,58 @@
+"""A KV cache that gives back wrong values is caught before anything is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers import Server, running
+
+from patches.framework.errors import EXIT_SMOKE_FAILED
+from patches.framework.rundir import VERDICT, read_json
+
+SABOTAGE = Path(__file__).parent / "sabotage"
+
+
+def served(server: Server) -> bool:
+    """Whether anything was answered with 200; returns when the server has ended."""
+    while server.process is not None and server.process.poll() is None:
+        answer = server.get("/v1/models")
+        if answer is not None and answer.status_code == 200:
+            return True
+    return False
+
+
+def series(run: Path) -> dict[str, Any]:
+    verdict = read_json(run / VERDICT) or {"checks": []}
+    found = [check for check in verdict["checks"] if check["id"] == "kv_series"]
+    assert len(found) == 1, verdict
+    return dict(found[0])
+
+
+@pytest.mark.parametrize(
+    ("reads", "cache_dtype", "part"),
+    [
+        ("prefill", "fp8_e5m2", "prefix_hit"),
+        ("decode", "auto", "decoded"),
+        pytest.param("prefill", "auto", "prefix_hit", marks=pytest.mark.full),
+        pytest.param("decode", "fp8_e5m2", "decoded", marks=pytest.mark.full),
+    ],
+)
+def test_wrong_reads_of_the_kv_cache_end_the_server_and_nothing_is_served(
+    build: Callable[..., Server], tmp_path: Path, reads: str, cache_dtype: str, part: str
+) -> None:
+    run = tmp_path / "run"
+    environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": str(SABOTAGE), "KV_SABOTAGE": reads}
+    with running(build("--kv-cache-dtype", cache_dtype, env=environ)) as server:
+        assert not served(server)
+        assert server.wait_end() == EXIT_SMOKE_FAILED, server.tail()
+    assert f"KV sabotage of {reads} reads" in server.text()
+    check = series(run)
+    print(reads, cache_dtype, check["reason"], check["evidence"])
+    assert check["status"] == "failed"
+    assert part in check["reason"]
+    values = check["evidence"]["prefix_hit" if part == "prefix_hit" else "decode"].values()
+    assert min(values) > 3 * check["evidence"]["tolerance"]
+    assert f"smoke test kv_series FAILED: {check['reason']}" in server.text()
