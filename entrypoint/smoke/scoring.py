@@ -16,6 +16,7 @@ __all__ = ["Answer", "Yardstick", "distance", "spread"]
 NOISE_FACTOR = 4.0
 SIGNAL_SHARE = 8.0
 SAME_BYTES_SHARE = 50.0
+LEAST_SIGNAL = 1e-4
 
 Distribution = dict[int, float]
 
@@ -77,18 +78,23 @@ class Yardstick:
 
     @property
     def tolerance(self) -> float:
-        """For the same prompt with and without the cache."""
-        return max(NOISE_FACTOR * self.noise, self.signal / SIGNAL_SHARE)
+        """For the same prompt with and without the cache; never so wide that foreign bytes pass."""
+        return min(max(NOISE_FACTOR * self.noise, self.signal / SIGNAL_SHARE), self.signal / 2)
 
     @property
     def same_bytes_tolerance(self) -> float:
         """For two runs that read the same cached bytes in batches of the same shape."""
-        return max(NOISE_FACTOR * self.noise, self.signal / SAME_BYTES_SHARE)
+        return min(max(NOISE_FACTOR * self.noise, self.signal / SAME_BYTES_SHARE), self.signal / 2)
 
     @property
     def tells(self) -> bool:
-        """Whether foreign bytes in the cache would show at all."""
-        return self.signal > 2 * NOISE_FACTOR * self.noise and self.signal > 0
+        """Whether foreign bytes in the cache would show: not in a model that ignores its prompt."""
+        return not (self.signal < LEAST_SIGNAL and self.noise < LEAST_SIGNAL)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the same prompt gives about the same answer twice when no cache is in play. False for NaN."""
+        return self.noise <= self.signal / 2
 
     def flipped(self, left: Answer, right: Answer) -> int | None:
         """The step at which the tokens differ although the margin was clear, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from entrypoint.smoke.ask import complete
@@ -92,7 +93,7 @@ class Series:
         others = [self.tokens.prompt(self.shape.cached) + prompt[self.shape.cached :] for _ in range(COMPANIONS)]
         beside, *foreign = self._together([(rank, ids, GENERATED, self.tokens.salt()) for ids in (prompt, *others)])
         noise = max(distance(cold, alone), distance(cold, beside), distance(alone, beside))
-        return Yardstick(noise, min(spread(cold.top[0], answer.top[0]) for answer in foreign))
+        return Yardstick(noise, fmean(spread(cold.top[0], answer.top[0]) for answer in foreign))
 
     def rescored(self, prompts: Prompts, cold: ByRank) -> dict[int, float]:
         """How far each rank's last decoded step is from the same step computed by prefilling everything before it.

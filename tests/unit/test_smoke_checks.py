@@ -45,6 +45,7 @@ class Engine:
     logprob_shift: float = 0.0
     broken_stream: bool = False
     other_rank: bool = False
+    ignores_prompt: bool = False
     turn: int = 0
     names: tuple[str, ...] = ("tiny",)
 
@@ -99,10 +100,12 @@ class Engine:
             self.counters["request_success", self.turn] += 1
 
     def wrong(self, source: str, step: int) -> bool:
+        if self.wrong_on == "chance":
+            return random.random() < 0.5
         return self.wrong_on == source or (self.wrong_on == "decode" and step > 0)
 
     def distribution(self, tokens: list[int], top: int, *, wrong: bool) -> dict[int, float]:
-        source = random.Random(json.dumps([tokens, wrong]))
+        source = random.Random("" if self.ignores_prompt else json.dumps([tokens, wrong]))
         values = sorted((source.gauss(-6.0, 0.5) for _ in range(64)), reverse=True)
         ids = source.sample(range(64), 64)
         return {
@@ -254,6 +257,16 @@ def test_wrong_values_from_a_cache_are_caught_where_they_come_from(run: Run, fau
     assert result.status == "failed"
     assert part in result.reason
     assert "Do not serve" in result.reason
+
+
+def test_an_engine_that_is_wrong_by_chance_is_not_taken_for_a_noisy_one(run: Run) -> None:
+    result = run(Engine(wrong_on="chance"), "kv_series")["kv_series"]
+    assert (result.status, "Do not serve" in result.reason) == ("failed", True)
+
+
+def test_a_model_that_ignores_its_prompt_is_served_and_the_verdict_says_so(run: Run) -> None:
+    result = run(Engine(ignores_prompt=True), "kv_series")["kv_series"]
+    assert (result.status, result.evidence["comparison"][:8]) == ("passed", "not made")
 
 
 def test_a_cache_that_takes_one_prompt_for_another_is_caught(run: Run) -> None:

@@ -55,7 +55,24 @@ def test_tolerance_follows_the_signal_of_an_exact_server() -> None:
     assert Yardstick(noise=0.0, signal=0.08).tolerance == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(("noise", "signal", "tells"), [(0.0, 0.1, True), (0.0, 0.0, False), (0.1, 0.5, False)])
+@given(st.floats(0, 10), st.floats(0, 10))
+def test_no_tolerance_is_so_wide_that_another_prompts_answer_passes(noise: float, signal: float) -> None:
+    yardstick = Yardstick(noise, signal)
+    assert max(yardstick.tolerance, yardstick.same_bytes_tolerance) <= signal / 2
+
+
+@given(st.floats(0, 10), st.floats(1e-3, 10))
+def test_a_steady_server_is_within_its_own_tolerance(noise: float, signal: float) -> None:
+    yardstick = Yardstick(noise, signal)
+    assert not yardstick.steady or noise <= yardstick.tolerance
+
+
+@pytest.mark.parametrize("noise", [0.6, math.nan])
+def test_a_server_whose_cold_runs_differ_is_not_steady(noise: float) -> None:
+    assert not Yardstick(noise, signal=1.0).steady
+
+
+@pytest.mark.parametrize(("noise", "signal", "tells"), [(0.0, 0.1, True), (0.0, 0.0, False), (0.5, 0.0, True)])
 def test_a_yardstick_knows_when_it_can_not_tell(noise: float, signal: float, tells: bool) -> None:
     assert Yardstick(noise, signal).tells is tells
 

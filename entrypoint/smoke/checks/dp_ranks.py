@@ -54,7 +54,6 @@ def _spread(context: Context) -> dict[str, int]:
 
 
 def run(context: Context) -> Evidence:
-    """See the module's first line."""
     if not context.server.counters():
         raise DoesNotApplyError(NO_COUNTERS)
     if context.plan.runner == "pooling":

@@ -60,11 +60,11 @@ def run(context: Context) -> Evidence:
     room = shape(context.plan)
     if room is None or not context.server.counters():
         raise DoesNotApplyError(NO_COUNTERS)
-    return _Battery(Series(context, room)).run()
+    return _Comparison(Series(context, room)).run()
 
 
-class _Battery:
-    """The series in order, gathering evidence on the way."""
+class _Comparison:
+    """The runs of the series in order, each held against the cold one; evidence gathers on the way."""
 
     def __init__(self, series: Series) -> None:
         self.series = series
@@ -127,7 +127,13 @@ class _Battery:
             "same_bytes_tolerance": yardstick.same_bytes_tolerance,
         }
         if not yardstick.tells:
-            self.evidence["comparison"] = "not made: this model's answers hardly depend on the cached tokens"
+            self.evidence["comparison"] = "not made: this model's answers do not depend on the cached tokens"
+        elif not yardstick.steady:
+            raise CheckFailedError(
+                f"log-probabilities {yardstick.noise:.4g} nats apart in cold runs of one prompt",
+                f"at most {yardstick.signal / 2:.4g}, half of what another prompt makes",
+                "The engine's answers are not its prompts' even without a cache hit. Do not serve: keep the logs.",
+            )
         return yardstick
 
     def _decoded(self, prompts: Mapping[int, list[int]], cold: ByRank) -> None:

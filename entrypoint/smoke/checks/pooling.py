@@ -71,7 +71,6 @@ def ask(context: Context) -> tuple[str, list[float]]:
 
 
 def run(context: Context) -> Evidence:
-    """See the module's first line."""
     path, values = ask(context)
     if not values or not all(map(math.isfinite, values)):
         raise CheckFailedError(
