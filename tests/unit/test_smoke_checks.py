@@ -120,6 +120,7 @@ def _usage(prompt: int, completion: int) -> dict[str, int]:
 class Handler(BaseHTTPRequestHandler):
     engine: Engine
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_: object) -> None:
         pass
