@@ -51,6 +51,8 @@ def owner_of(qualname: str) -> tuple[Any, str]:
 @pytest.fixture(scope="module", autouse=True)
 def patched() -> Iterator[None]:
     """Apply the record, unless this environment's start-up hooks have done so."""
+    for target in PATCH.targets:
+        importlib.import_module(target.module)
     current = process.current()
     if current is not None and current.application.states[PATCH.id].replaced:
         yield
