@@ -70,5 +70,6 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _from_bytes(column: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`_as_bytes`: type and row shape of ``like``."""
-    return column.contiguous().view(like.dtype).view(column.shape[0], *like.shape[1:])
+    """The inverse of :func:`_as_bytes`: type and row shape of ``like``, in memory aligned for its type."""
+    aligned = column.clone(memory_format=torch.contiguous_format)
+    return aligned.view(like.dtype).view(column.shape[0], *like.shape[1:])
