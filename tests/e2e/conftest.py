@@ -17,7 +17,7 @@ Serve = Callable[..., Server]
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of the tiny Qwen3-MoE."""
-    return str(make_tiny_model(tmp_path_factory.getbasetemp() / "tiny-qwen3-moe"))
+    return str(make_tiny_model(folder=tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")
