@@ -107,7 +107,8 @@ def _become_parent(child: int, folder: Path, previous: Collection[int], *, priva
         code = Supervisor(child, folder, sys.orig_argv, previous).run()
     except Exception as error:  # noqa: BLE001 - whatever fails here, no server must go on without its supervisor
         say(f"the supervising parent failed ({type(error).__name__}: {error}); ending the server")
-        processes.send(child, signal.SIGKILL)
+        for pid in (child, *processes.descendants(os.getpid())):
+            processes.send(pid, signal.SIGKILL)
     finally:
         if private:
             shutil.rmtree(folder, ignore_errors=True)

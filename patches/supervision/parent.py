@@ -133,8 +133,6 @@ class Supervisor:
         """Take in what the server's processes left word of, and who of them ended."""
         deaths = self._roster.look()
         self._outcome.engine_seen = self._roster.engine_seen
-        if self._outcome.stop_signal is not None:
-            return
         self._take_refusals()
         self._take_verdict()
         for death in deaths:
@@ -178,11 +176,13 @@ class Supervisor:
             say(f"killed {len(killed)} processes that did not end by themselves")
 
     def _tell_end(self) -> None:
+        if self._outcome.stop_signal is not None:
+            return
         if self._outcome.ended_unasked:
             say("vLLM ended with exit code 0 although nobody asked it to; exit code 1")
         if self._outcome.smoke_failed:
             say("ended because the smoke tests failed; their verdict stands above")
-        for refusal in self._refusals if self._outcome.stop_signal is None else ():
+        for refusal in self._refusals:
             say(f"refused to serve\n  {refusal}")
 
 
@@ -193,8 +193,6 @@ def _handle_signals(mask: Collection[int]) -> socket.socket:
     writer.settimeout(0)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     for number in HANDLED:
-        if number in PASSED_ON and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # started under nohup: a hang-up stays ignored
         signal.signal(number, _noted)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return reader

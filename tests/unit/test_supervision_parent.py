@@ -79,6 +79,10 @@ class Play:
     def send(self, number: int, name: str | None = None) -> None:
         os.kill(self.pids[name] if name else self.pid, number)
 
+    def let_on(self) -> None:
+        """End the wait of a play that reads its stdin."""
+        self.process.communicate("x")
+
     def end(self) -> int:
         return self.process.wait(15)
 
@@ -104,7 +108,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         env = {**inherited, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path), **environ}
         with errors.open("w") as file:
             command = [*prefix, sys.executable, str(script), *flags]
-            process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=file, text=True)
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=file, text=True)
         plays.append(Play(process, errors))
         return plays[-1]
 
@@ -118,8 +123,9 @@ def _sweep(play: Play) -> None:
         if play.process.poll() is None or pid != play.pid:
             processes.send(pid, signal.SIGKILL)
     play.process.wait(15)
-    assert play.process.stdout is not None
-    play.process.stdout.close()
+    for pipe in (play.process.stdin, play.process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -168,6 +174,7 @@ def test_killed_member_is_noticed_without_pidfds(stage: Stage) -> None:
     play.wait_for("engine_core", "main")
     play.send(signal.SIGKILL, "engine_core")
     assert play.end() == 1
+    assert "engine_core dp rank 1" in play.stderr
 
 
 @pytest.mark.parametrize(("own", "code"), [(0, 1), (7, 7)])
@@ -270,6 +277,14 @@ def test_failed_smoke_tests_end_the_server(stage: Stage) -> None:
     assert play.end() == 70
     assert play.stderr.splitlines()[-1] == "splint: ended because the smoke tests failed; their verdict stands above"
     assert play.left() == {}
+
+
+def test_smoke_tests_that_fail_because_of_a_stop_are_no_failure(stage: Stage) -> None:
+    play = stage("on(signal.SIGTERM, lambda: rundir.write_json(run / 'verdict.json', {'status': 'failed'})); "
+                 "phase('smoke'); say('main'); rest()")  # fmt: skip
+    play.wait_for("main")
+    assert play.stop() == 0
+    assert "smoke tests" not in play.stderr
 
 
 def test_failed_smoke_tests_only_report_in_report_mode(stage: Stage) -> None:
@@ -445,9 +460,13 @@ def test_attestation_of_somebody_elses_process_is_not_watched(stage: Stage, tmp_
 
 
 def test_failure_of_the_supervisor_itself_ends_the_server(stage: Stage) -> None:
-    play = stage("say('main'); rest()", before="parent.Supervisor._look = lambda self: 1 / 0")
+    broken = "def look(self): os.read(0, 1); 1 / 0\nparent.Supervisor._look = look"
+    play = stage("start(engine); stubborn(); say('main'); rest()", before=broken)
+    play.wait_for("main", "engine_core")
+    play.let_on()
     assert play.end() == 1
     assert "the supervising parent failed (ZeroDivisionError" in play.stderr
+    _until(lambda: play.left() == {})
     assert play.left() == {}
 
 
