@@ -11,6 +11,7 @@ from entrypoint.local.checks import check
 from entrypoint.local.model import ARCHITECTURES
 from entrypoint.local.plan import Plan, option
 from entrypoint.local.stack import Stack
+from entrypoint.local.terminal import own_foreground
 from patches.framework.errors import EXIT_USAGE, SplintError
 
 __all__ = ["main"]
@@ -43,7 +44,8 @@ def main() -> int:
         print(f"serve: {error}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        return asyncio.run(Stack(plan).run())
+        with own_foreground():
+            return asyncio.run(Stack(plan).run())
     except SplintError as error:
         print(f"serve: {error}", file=sys.stderr)
         return 1

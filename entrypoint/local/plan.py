@@ -32,6 +32,7 @@ class Plan:
         port: Where the server listens.
         arguments: More arguments for ``vllm serve``; they win over ours.
         launcher: The command that takes ``serve MODEL ...``.
+        cache_launcher: The command that takes ``server ...``.
     """
 
     model: str | None
@@ -39,6 +40,7 @@ class Plan:
     port: int
     arguments: tuple[str, ...]
     launcher: tuple[str, ...] = (sys.executable, "-m", "entrypoint.cli")
+    cache_launcher: tuple[str, ...] = (str(Path(sys.executable).with_name("lmcache")),)
 
     @property
     def served_name(self) -> str:
@@ -82,15 +84,14 @@ def option(arguments: Sequence[str], name: str) -> str | None:
     return value
 
 
-def cache_command(ports: CachePorts) -> list[str]:
+def cache_command(plan: Plan, ports: CachePorts) -> list[str]:
     """The LMCache server's command line.
 
     With the default transfer mode the CPU backend's engine hangs for minutes when it registers its KV cache.
     """
-    program = str(Path(sys.executable).with_name("lmcache"))
     listen = f"--host 127.0.0.1 --port {ports.messages} --http-host 127.0.0.1 --http-port {ports.http}"
     cache = f"--chunk-size {CHUNK_TOKENS} --l1-size-gb 1 --eviction-policy LRU --supported-transfer-mode auto"
-    return [program, "server", *shlex.split(f"{listen} --prometheus-port {ports.metrics} {cache}")]
+    return [*plan.cache_launcher, "server", *shlex.split(f"{listen} --prometheus-port {ports.metrics} {cache}")]
 
 
 def engine_command(plan: Plan, model: str, ports: CachePorts) -> list[str]:

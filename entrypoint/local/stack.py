@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from entrypoint.local.child import Child
+from entrypoint.local.model import make_tiny_model
 from entrypoint.local.plan import CachePorts, Plan, cache_command, engine_command, engine_environment
 from entrypoint.local.ready import ready_text, wait_for_cache, wait_until_ready
 from patches.framework.errors import SplintError
@@ -21,6 +23,9 @@ __all__ = ["Stack"]
 ENGINE_GRACE_SECONDS = 10.0
 CACHE_GRACE_SECONDS = 5.0
 CACHE_START_SECONDS = 120.0
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
 class Stack:
@@ -61,13 +66,12 @@ class Stack:
         self._stop.set()
 
     async def _serve(self, folder: Path) -> int:
-        model = await self._model(folder)
         ports = CachePorts.choose()
-        cache = await self._start_cache(ports, folder)
+        model, cache = await _both(self._model(folder), self._start_cache(ports, folder))
         self._say(f"starting the engine, a minute or two on CPU: {self._plan.served_name}")
         command = engine_command(self._plan, model, ports)
         self._engine = await Child.start("the engine", command, engine_environment(self._plan))
-        watchers = [asyncio.create_task(watcher) for watcher in (self._announce(ports), self._watch(cache))]
+        watchers = [asyncio.create_task(watcher) for watcher in (self._announce(ports), self._watch(cache, ports))]
         try:
             code = await self._engine.wait()
         finally:
@@ -84,11 +88,12 @@ class Stack:
         child = await self._start_helper("the model maker", command, folder / "model.log")
         if await child.wait() != 0:
             raise SplintError(f"the tiny model could not be made:\n{child.tail()}", "a model", "See above.")
-        return child.tail(1)
+        return str(make_tiny_model(self._plan.architecture))
 
     async def _start_cache(self, ports: CachePorts, folder: Path) -> Child:
-        self._say("starting the LMCache server")
-        cache = await self._start_helper("the LMCache server", cache_command(ports), folder / "lmcache.log")
+        log = folder / "lmcache.log"
+        self._say(f"starting the LMCache server; its log is {log}")
+        cache = await self._start_helper("the LMCache server", cache_command(self._plan, ports), log)
         answers = wait_for_cache(f"http://127.0.0.1:{ports.http}")
         try:
             ended = await asyncio.wait_for(_first(cache.wait(), answers), CACHE_START_SECONDS)
@@ -111,9 +116,10 @@ class Stack:
         await wait_until_ready(self._plan.url, self._say)
         print(ready_text(self._plan, time.monotonic() - self._started, ports.messages), flush=True)
 
-    async def _watch(self, cache: Child) -> None:
+    async def _watch(self, cache: Child, ports: CachePorts) -> None:
         code = await cache.wait()
         self._say(f"the LMCache server ended with exit code {code}, the engine goes on without it:\n{cache.tail()}")
+        self._say(f"to cache again, start it in another terminal: {shlex.join(cache_command(self._plan, ports))}")
 
     async def _end(self) -> None:
         """The engine first: it may still want to store what it holds."""
@@ -133,6 +139,15 @@ async def _first(awaited: Coroutine[Any, Any, Any], other: asyncio.Task[Any] | C
     try:
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         return first.done()
+    finally:
+        await _cancel(first, second)
+
+
+async def _both(one: Coroutine[Any, Any, _A], other: Coroutine[Any, Any, _B]) -> tuple[_A, _B]:
+    """Both results; the first failure cancels the other."""
+    first, second = asyncio.ensure_future(one), asyncio.ensure_future(other)
+    try:
+        return await asyncio.gather(first, second)
     finally:
         await _cancel(first, second)
 

@@ -16,7 +16,7 @@ PYTHON_VERSION = (3, 11)
 """The one Python that the locks are made for."""
 
 GIB = 1024**3
-DISK_BYTES = {"cpu": 5 * GIB, "cuda": 20 * GIB}
+DISK_BYTES = {"cpu": 6 * GIB, "cuda": 20 * GIB}
 MEMORY_BYTES = 2 * GIB
 """To install; what serving takes is checked when the server is started."""
 

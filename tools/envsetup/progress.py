@@ -58,12 +58,13 @@ class Step:
         said: list[str] = []
         with log.open("a", encoding="utf-8") as file:
             file.write(f"$ {' '.join(command)}\n")
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-            try:
-                self._follow(process, file, said)
-            finally:
-                process.terminate()
-                process.wait()
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+            ) as process:
+                try:
+                    self._follow(process, file, said)
+                finally:
+                    process.terminate()
         if process.returncode != 0:
             raise StepFailedError(_reason(said))
 
