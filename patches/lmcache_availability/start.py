@@ -92,6 +92,8 @@ def get_lmcache_chunk_size(seam: Seam) -> Callable[..., Any]:
         while link.chunk_tokens is None:
             link.chunk_tokens = _asked(ask, req_client, deadline)
         link.answered()
+        if (current := process.current()) is not None:
+            current.note(lmcache_chunk_tokens=link.chunk_tokens)
         return link.chunk_tokens
 
     return patient

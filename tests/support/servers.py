@@ -165,7 +165,7 @@ class LMCacheServer:
         command = [
             sys.executable, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(self.port),
             "--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--l1-size-gb", "1",
-            "--eviction-policy", "LRU", *self.flags,
+            "--prometheus-port", str(free_port()), "--eviction-policy", "LRU", *self.flags,
         ]  # fmt: skip
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
