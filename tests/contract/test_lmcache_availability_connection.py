@@ -403,10 +403,13 @@ def test_transfer_that_ends_with_the_connection_between_two_looks_is_no_exceptio
 
 @pytest.fixture
 def shared_memory_worker(running_cache: Cache) -> Iterator[Any]:
-    running_cache.up(*USUAL, "--no-l1-use-lazy", "--shm-name", f"splint_{os.getpid()}")
+    name = f"splint_{os.getpid()}"
+    running_cache.up(*USUAL, "--no-l1-use-lazy", "--shm-name", name)
     adapter = worker_for(running_cache.url)
     yield adapter
     adapter.shutdown()
+    running_cache.kill()
+    Path(f"/dev/shm/lmcache_l1_pool_{name}").unlink(missing_ok=True)  # a killed server leaves it
 
 
 def test_store_through_shared_memory_raises_nothing_either(running_cache: Cache, shared_memory_worker: Any) -> None:
