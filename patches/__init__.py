@@ -23,6 +23,7 @@ PATCH_IDS = (
     "cpu_expert_parallel",
     "lmcache_availability",
     "kv_load_recompute",
+    "lmcache_unfinished_store",
 )
 
 
