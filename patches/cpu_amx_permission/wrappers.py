@@ -21,7 +21,7 @@ def needs_permission() -> str | None:
     """None where vLLM picks AMX kernels on this machine, else why it does not."""
     import torch
 
-    return None if torch.cpu._is_amx_tile_supported() else "this CPU has no AMX tiles"  # noqa: SLF001  (vLLM's own test)
+    return None if torch.cpu._is_amx_tile_supported() else "this CPU has no AMX tiles"
 
 
 def init_device(seam: Seam) -> Callable[[Any], None]:
@@ -42,7 +42,7 @@ def init_device(seam: Seam) -> Callable[[Any], None]:
 def _ask_for_tiles() -> None:
     import torch
 
-    if not torch.cpu._init_amx():  # noqa: SLF001  (torch has no public name for it)
+    if not torch.cpu._init_amx():
         raise AmxPermissionError(
             "this CPU has AMX, but the kernel refused this process the permission to use its tiles",
             "the permission arch_prctl(ARCH_REQ_XCOMP_PERM), without which the first AMX kernel ends in SIGILL",

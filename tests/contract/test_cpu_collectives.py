@@ -13,7 +13,16 @@ from support.cpu_jobs import filled, gather, gather_one, moe_layer, reduce_scatt
 from support.cpu_ranks import Ranks, ranks
 
 RANKS = 3
-ROW_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
+ROW_TYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 SUMMED_TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32)
 
 row_counts = st.one_of(st.sampled_from((0, 1)), st.integers(0, 70))
@@ -44,9 +53,9 @@ def test_gathering_concatenates_the_ranks_in_order(
     group: Ranks, sizes: list[int], specs: list[tuple[torch.dtype, tuple[int, ...]]], data: st.DataObject
 ) -> None:
     dim = data.draw(st.integers(0, min(len(shape) for _, shape in specs)), label="dim")
-    found = group.run(gather, [(specs, sizes, own, dim, 7) for own in sizes])
+    found = group.run(gather, [(specs, sizes, dim)] * RANKS)
     for i, spec in enumerate(specs):
-        wanted = torch.cat([filled(spec, rows, 7 + 100 * rank + i) for rank, rows in enumerate(sizes)])
+        wanted = torch.cat([filled(spec, rows, 100 * rank + i) for rank, rows in enumerate(sizes)])
         for of_rank in found:
             assert of_rank[i].dtype == spec[0]
             assert torch.equal(of_rank[i], wanted)
@@ -98,7 +107,9 @@ def test_bfloat16_is_summed_in_float32(group: Ranks) -> None:
         (reduce_scatter, (torch.zeros(4, 2), 0, None), "4 rows can't be divided equally between 3 ranks"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(group: Ranks, job: object, arguments: tuple[object, ...], message: str) -> None:
+def test_sizes_that_do_not_fit_are_named(
+    group: Ranks, job: object, arguments: tuple[object, ...], message: str
+) -> None:
     with pytest.raises(RuntimeError, match=message):
         group.run(job, [arguments] * RANKS)  # type: ignore[arg-type]
 
@@ -119,5 +130,5 @@ def test_an_expert_parallel_layer_equals_the_dense_reference(group: Ranks, sizes
     layer = Layer()
     found = group.run(moe_layer, [(layer, sizes, 11)] * RANKS)
     for rank, (rows, part) in enumerate(zip(sizes, found, strict=True)):
-        wanted = reference(layer, *routed(layer, rows, 11 + rank))
+        wanted = reference(layer, routed(layer, rows, 11 + rank))
         torch.testing.assert_close(part.float(), wanted, atol=2e-2, rtol=2e-2)

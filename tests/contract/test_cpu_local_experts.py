@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,8 +25,8 @@ LAYERS = {
 def over_ranks(layer: Layer, ranks: int, tokens: int, *, patched: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of what the experts of every rank give, in float32, and the reference."""
     batch = routed(layer, tokens, 5)
-    parts = [apply_rank(layer, rank, ranks, *batch, patched=patched).float() for rank in range(ranks)]
-    return torch.stack(parts).sum(0), reference(layer, *batch)
+    parts = [apply_rank(layer, batch, rank, ranks, patched=patched).float() for rank in range(ranks)]
+    return torch.stack(parts).sum(0), reference(layer, batch)
 
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
@@ -46,10 +48,9 @@ def test_any_number_of_ranks_tokens_and_experts_a_token(ranks: int, tokens: int,
 def test_stock_computes_foreign_experts_with_the_weights_of_local_ones() -> None:
     """Rank 1 of 2 holds experts 4 to 7; every token here goes to 0 to 3, so the right share of rank 1 is nothing."""
     layer = Layer()
-    hidden, weights, ids = routed(layer, 16, 5)
-    ids = ids % 4
-    stock = apply_rank(layer, 1, 2, hidden, weights, ids, patched=False)
-    patched = apply_rank(layer, 1, 2, hidden, weights, ids, patched=True)
+    batch = routed(layer, 16, 5)
+    batch = batch._replace(ids=batch.ids % 4)
+    stock, patched = (apply_rank(layer, batch, 1, 2, patched=patched) for patched in (False, True))
     assert stock.abs().max() > 0.1
     assert torch.equal(patched, torch.zeros_like(patched))
 
@@ -57,15 +58,16 @@ def test_stock_computes_foreign_experts_with_the_weights_of_local_ones() -> None
 def test_a_foreign_token_that_overflows_here_does_not_poison_the_sum() -> None:
     """Weights of zero would not do: in float16 an expert that a token was never routed to may give infinity."""
     layer = Layer(dtype=torch.float16)
-    hidden, weights, ids = routed(layer, 4, 5)
-    huge = apply_rank(layer, 0, 2, hidden * 3e3, weights, torch.full_like(ids, 6), patched=True)
+    batch = routed(layer, 4, 5)
+    batch = batch._replace(hidden=batch.hidden * 3e3, ids=torch.full_like(batch.ids, 6))
+    huge = apply_rank(layer, batch, 0, 2, patched=True)
     assert torch.equal(huge, torch.zeros_like(huge))
 
 
 def test_without_expert_parallelism_nothing_changes() -> None:
     layer = Layer()
     batch = routed(layer, 20, 5)
-    stock, patched = (apply_rank(layer, 0, 1, *batch, patched=patched) for patched in (False, True))
+    stock, patched = (apply_rank(layer, batch, 0, 1, patched=patched) for patched in (False, True))
     assert torch.equal(stock, patched)
 
 
@@ -76,11 +78,13 @@ def test_every_class_that_vllm_takes_for_expert_parallelism_is_covered() -> None
 
     parallel = FusedMoEParallelConfig.make_no_parallel()
     parallel.use_ep, parallel.ep_size = True, 2
+    experts: list[Any] = [found for found in vars(cpu_moe).values() if isinstance(found, type)]
     accepted = {
-        name
-        for name, found in vars(cpu_moe).items()
-        if isinstance(found, type) and issubclass(found, FusedMoEExperts) and "apply" in vars(found)
-        if found._supports_parallel_config(parallel)
+        found.__name__
+        for found in experts
+        if issubclass(found, FusedMoEExperts) and "apply" in vars(found) and found._supports_parallel_config(parallel)
     }
-    covered = {target.qualname.split(".")[0] for target in cpu_expert_parallel.PATCH.targets if ".apply" in target.qualname}
+    covered = {
+        target.qualname.split(".")[0] for target in cpu_expert_parallel.PATCH.targets if ".apply" in target.qualname
+    }
     assert covered == accepted

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from patches.framework.records import Seam
 
-__all__ = ["Layer", "apply_rank", "reference", "routed"]
+__all__ = ["Batch", "Layer", "apply_rank", "reference", "routed"]
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,34 @@ class Layer:
         return w13.to(self.dtype), w2.to(self.dtype)
 
 
-def routed(layer: Layer, tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random hidden states, router weights (float32) and global expert ids (int32) of ``tokens`` tokens."""
+class Batch(NamedTuple):
+    """Hidden states, router weights (float32) and global expert ids (int32) of some tokens."""
+
+    hidden: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+
+
+def routed(layer: Layer, tokens: int, seed: int) -> Batch:
+    """Random tokens, routed at random."""
     source = torch.Generator().manual_seed(seed)
     hidden = torch.randn(tokens, layer.hidden, generator=source).to(layer.dtype)
     scores = torch.rand(tokens, layer.experts, generator=source)
     weights, ids = scores.topk(layer.chosen, dim=1)
-    return hidden, (weights / weights.sum(1, keepdim=True)).contiguous(), ids.to(torch.int32)
+    return Batch(hidden, (weights / weights.sum(1, keepdim=True)).contiguous(), ids.to(torch.int32))
 
 
-def reference(layer: Layer, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def reference(layer: Layer, batch: Batch) -> torch.Tensor:
     """All experts, dense, in float32."""
     w13, w2 = (weight.float() for weight in layer.weights())
-    gate, up = torch.einsum("th,eih->tei", hidden.float(), w13).chunk(2, dim=-1)
+    gate, up = torch.einsum("th,eih->tei", batch.hidden.float(), w13).chunk(2, dim=-1)
     every = torch.einsum("tei,ehi->teh", torch.nn.functional.silu(gate) * up, w2)
-    chosen = every.gather(1, ids.long().unsqueeze(-1).expand(-1, -1, layer.hidden))
-    return chosen.sum(1) if layer.weight_on_input else (chosen * weights.unsqueeze(-1)).sum(1)
+    chosen = every.gather(1, batch.ids.long().unsqueeze(-1).expand(-1, -1, layer.hidden))
+    return chosen.sum(1) if layer.weight_on_input else (chosen * batch.weights.unsqueeze(-1)).sum(1)
 
 
-def apply_rank(
-    layer: Layer, rank: int, ranks: int, hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, *, patched: bool
-) -> torch.Tensor:
-    """What the experts of one rank give for the whole batch, with or without the patch."""
+def apply_rank(layer: Layer, batch: Batch, rank: int, ranks: int, *, patched: bool) -> torch.Tensor:
+    """What the experts of rank ``rank`` of ``ranks`` give for the whole batch, with or without the patch."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
@@ -71,12 +77,12 @@ def apply_rank(
     experts, w13, w2 = _MAKERS[layer.kind](layer, local, *(weight[held] for weight in layer.weights()))
     stock = inspect.unwrap(type(experts).apply)
     apply = apply_local_experts(Seam("apply", stock, lambda: None)) if patched else stock
-    output = torch.full_like(hidden, torch.nan)
+    output = torch.full_like(batch.hidden, torch.nan)
     apply(
-        experts, output=output, hidden_states=hidden, w1=w13, w2=w2, topk_weights=weights, topk_ids=ids,
-        activation=MoEActivation.SILU, global_num_experts=layer.experts, expert_map=expert_map, a1q_scale=None,
-        a2_scale=None, workspace13=None, workspace2=None, expert_tokens_meta=None,
-        apply_router_weight_on_input=layer.weight_on_input,
+        experts, output=output, hidden_states=batch.hidden, w1=w13, w2=w2, topk_weights=batch.weights,
+        topk_ids=batch.ids, activation=MoEActivation.SILU, global_num_experts=layer.experts,
+        expert_map=expert_map, a1q_scale=None, a2_scale=None, workspace13=None, workspace2=None,
+        expert_tokens_meta=None, apply_router_weight_on_input=layer.weight_on_input,
     )  # fmt: skip
     return output
 
@@ -93,7 +99,9 @@ def _config(layer: Layer, local: int) -> Any:
     )  # fmt: skip
 
 
-def _unquantized(layer: Layer, local: int, w13: torch.Tensor, w2: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+def _unquantized(
+    layer: Layer, local: int, w13: torch.Tensor, w2: torch.Tensor
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
     from vllm._custom_ops import cpu_prepack_moe_weight
     from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts

@@ -23,12 +23,10 @@ def filled(spec: Spec, rows: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 2 if dtype is torch.bool else 100, (rows, *shape), generator=source).to(dtype)
 
 
-def gather(
-    communicator: Any, specs: Sequence[Spec], sizes: list[int] | None, own: int, dim: int, seed: int
-) -> list[torch.Tensor]:
-    """A list of tensors through ``all_gatherv``; along ``dim`` they have ``own`` entries."""
+def gather(communicator: Any, specs: Sequence[Spec], sizes: list[int], dim: int) -> list[torch.Tensor]:
+    """A list of tensors through ``all_gatherv``, filled with the seeds ``100 * rank + index``."""
     rank = communicator.rank_in_group
-    tensors = [filled(spec, own, seed + 100 * rank + i).movedim(0, dim) for i, spec in enumerate(specs)]
+    tensors = [filled(spec, sizes[rank], 100 * rank + i).movedim(0, dim) for i, spec in enumerate(specs)]
     gathered = communicator.all_gatherv(tensors, dim, sizes)
     return [tensor.movedim(dim, 0).contiguous() for tensor in gathered]
 
@@ -65,12 +63,11 @@ def traffic(communicator: Any, specs: Sequence[Spec], sizes: list[int]) -> dict[
 
 
 def moe_layer(communicator: Any, layer: Any, sizes: list[int], seed: int) -> torch.Tensor:
-    """One expert-parallel layer as vLLM runs it: gather, this rank's experts, reduce-scatter; returns this rank's rows."""
-    from support.cpu_experts import apply_rank, routed
+    """One expert-parallel layer as vLLM runs it: gather, own experts, reduce-scatter; returns the rank's rows."""
+    from support.cpu_experts import Batch, apply_rank, routed
 
     rank = communicator.rank_in_group
-    hidden, weights, ids = routed(layer, sizes[rank], seed + rank)
-    hidden, weights, ids = communicator.all_gatherv([hidden, weights, ids], 0, sizes)
-    partial = apply_rank(layer, rank, len(sizes), hidden, weights, ids, patched=True)
+    gathered = Batch(*communicator.all_gatherv(list(routed(layer, sizes[rank], seed + rank)), 0, sizes))
+    partial = apply_rank(layer, gathered, rank, len(sizes), patched=True)
     part: torch.Tensor = communicator.reduce_scatterv(partial, 0, sizes)
     return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,18 @@ Prompt = tuple[int, ...]
 
 VOCABULARY = 512
 LENGTHS = (
-    *(1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 31, 32, 33, 40, 47, 55, 63, 64, 65, 72, 80, 88, 96, 100, 111, 119, 127),
-    *(128, 129, 140, 155, 170, 190, 200, 224, 250, 255, 256, 257, 280, 310, 350, 383, 384, 385, 420, 460, 511, 512, 513),
-    *(600, 700, 768, 800, 900),
-)
+    1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 31, 32, 33, 40, 47, 55, 63, 64, 65, 72, 80, 88, 96, 100, 111, 119, 127,
+    128, 129, 140, 155, 170, 190, 200, 224, 250, 255, 256, 257, 280, 310, 350, 383, 384, 385, 420, 460, 511, 512, 513,
+    600, 700, 768, 800, 900,
+)  # fmt: skip
+"""Tokens: around the block of 128, and everything between one token and a few blocks."""
+
 GENERATED_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one request returned: log-probabilities of the given prompt tokens (the first has none) and of the greedy ones."""
+    """What one request returned: log-probabilities of the prompt, whose first token has none, and of greedy tokens."""
 
     prompt: tuple[float, ...]
     tokens: tuple[int, ...]
@@ -87,3 +90,11 @@ def distance(one: Scores, other: Scores) -> float:
 def distances(ones: Sequence[Scores], others: Sequence[Scores]) -> list[float]:
     """:func:`distance` for each prompt."""
     return [distance(one, other) for one, other in zip(ones, others, strict=True)]
+
+
+def root_mean_square(ones: Sequence[Scores], others: Sequence[Scores]) -> float:
+    """Root mean square of the differences on the given tokens, in nats."""
+    differences = [
+        a - b for one, other in zip(ones, others, strict=True) for a, b in zip(one.prompt, other.prompt, strict=True)
+    ]
+    return math.sqrt(sum(difference**2 for difference in differences) / len(differences))
