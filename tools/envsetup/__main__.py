@@ -117,7 +117,11 @@ class Setup:
             uv = str(self.venv.python.with_name("uv"))
         with _requirements([torch]) as path:
             command = [uv, "pip", "install", "--python", str(self.venv.python), "--torch-backend=cpu", "--no-deps"]
-            step.run([*command, "--require-hashes", "-r", str(path)], self.venv.log)
+            try:
+                step.run([*command, "--require-hashes", "-r", str(path)], self.venv.log)
+            except StepFailedError as error:
+                remedy = "Connect, or point pip at a folder or index that has it (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL)."
+                raise StepFailedError(f"neither pip nor uv finds {torch.requirement} ({error}). {remedy}") from error
 
     def _install_packages(self) -> None:
         missing = self.venv.missing(self._pins)
