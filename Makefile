@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := env
+.NOTPARALLEL:
 .PHONY: env dev serve test test-full lint types unit contract e2e lock clean help
 
 MODEL ?=
