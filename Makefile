@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := env
 .NOTPARALLEL:
-.PHONY: env dev serve test test-full lint types unit contract e2e lock clean help
+.PHONY: env dev serve test test-full lint types unit contract e2e lock tables clean help
 
 MODEL ?=
 PORT ?= 8000
@@ -35,6 +35,7 @@ test-full: lint types  ## everything, including what takes longer than `make tes
 lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@PYTHONPATH=tools $(BIN)/python -m envsetup.tables --check
 
 types: env
 	@$(BIN)/mypy
@@ -48,6 +49,9 @@ contract: env
 
 e2e: env
 	@$(PYTEST) $(QUICK) tests/e2e --junitxml=$(RESULTS)/e2e.xml
+
+tables: env  ## write the README's generated tables again
+	@PYTHONPATH=tools:. $(BIN)/python -m envsetup.tables
 
 lock: env  ## resolve requirements/*.in again [UPGRADE=1 moves versions]
 	@PYTHONPATH=tools $(BIN)/python -m envsetup.lock $(if $(UPGRADE),--upgrade)

@@ -28,7 +28,7 @@ class _FirstLook:
             return
         with self._lock:
             if self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
                 _install(name)
 
 
@@ -47,18 +47,20 @@ def started() -> bool:
 
 
 def start() -> None:
-    """Watch for vLLM and LMCache. A second call does nothing: a venv whose ``lib64`` links to ``lib`` runs the line twice."""
+    """Watch for vLLM and LMCache.
+
+    A second call does nothing: a venv whose ``lib64`` links to ``lib`` runs the line twice.
+    """
     global _started
     if _started or os.environ.get("SPLINT_MODE") == "off":
         return
     _started = True
-    if len(sys.orig_argv) > 2:
-        from patches import supervision
+    from patches import supervision
 
-        if supervision.is_serving_command(sys.orig_argv):
-            _check_settings()
-            supervision.supervise()
-    sys.meta_path.insert(0, _FirstLook())  # type: ignore[arg-type]
+    if supervision.is_serving_command(sys.orig_argv):
+        _check_settings()
+        supervision.supervise()
+    sys.meta_path.insert(0, _FirstLook())
 
 
 def _check_settings() -> None:

@@ -65,6 +65,7 @@ class PatchState:
     replaced: dict[str, Replacement] = field(default_factory=dict)
 
     def settle(self, state: State, reason: str = "") -> None:
+        """Note where the patch stands, and why."""
         self.state, self.reason = state, reason
 
     def undo(self) -> None:

@@ -12,7 +12,7 @@ import json
 import sys
 import textwrap
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def _library(module: str) -> str:
     return module.partition(".")[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def reviewed(library: str) -> Reviewed:
     """The reviewed fingerprints of every release of ``library`` (``vllm`` or ``lmcache``)."""
     targets: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -83,7 +83,8 @@ def _package_roots(library: str) -> list[str]:
 
 
 _REMEDY = (
-    "Install a release that vllm-splint covers (splint patches lists them), or leave the patch out with SPLINT_PATCHES=-<id>."
+    "Install a release that vllm-splint covers (splint patches lists them),"
+    " or leave the patch out with SPLINT_PATCHES=-<id>."
 )
 
 
@@ -124,7 +125,7 @@ def take(names: tuple[str, ...]) -> dict[str, Any]:
     """Fingerprint ``module:qualname`` names in the installed sources.
 
     Returns:
-        ``targets`` (name to digest), ``files`` (module to digest) and ``decorated`` (names), as a reviewed file has them.
+        ``targets`` (name to digest), ``files`` (module to digest) and ``decorated`` (names), as in a reviewed file.
 
     Raises:
         TargetMissingError: a module or a name is not there.

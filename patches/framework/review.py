@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import date
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import patches
 from patches.framework import fingerprints
+from patches.framework.errors import TargetMissingError
 from patches.framework.libraries import in_range, installed_version
 
 __all__ = ["names", "snapshot", "write"]
@@ -32,10 +33,10 @@ def snapshot(library: str) -> dict[str, Any]:
     """
     version = installed_version(library)
     if version is None:
-        raise fingerprints.TargetMissingError(f"{library} is not installed", f"an installed {library}", "Install it.")
+        raise TargetMissingError(f"{library} is not installed", f"an installed {library}", "Install it.")
     release = version.partition("+")[0]
     taken = fingerprints.take(names(library, version))
-    return {"library": library, "release": release, "reviewed": date.today().isoformat(), **taken}
+    return {"library": library, "release": release, "reviewed": datetime.now(timezone.utc).date().isoformat(), **taken}
 
 
 def write(library: str) -> Path:
@@ -45,5 +46,3 @@ def write(library: str) -> Path:
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     fingerprints.reviewed.cache_clear()
     return path
-
-

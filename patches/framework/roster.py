@@ -7,21 +7,17 @@ verified it. Its call counters lie beside it and move while it runs.
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
-import socket
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import counters, rundir, timing
-from patches.framework.application import Application, State
-from patches.framework.libraries import DISTRIBUTIONS, installed_version
+from patches.framework import counters, rundir
+from patches.framework.application import State
 from patches.framework.records import Role
 
-__all__ = ["SCHEMA", "attestation", "compare", "load", "patch_set_digest", "start_time"]
+__all__ = ["SCHEMA", "compare", "load", "patch_set_digest", "start_time"]
 
 SCHEMA = 1
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
@@ -37,7 +33,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-@lru_cache(maxsize=None)
+@cache
 def patch_set_digest(selection: tuple[str, ...]) -> str:
     """Identity of the patches' code, the reviewed fingerprints and the selection, 16 hex digits."""
     digest = hashlib.sha256(repr((patches.__version__, selection)).encode())
@@ -45,41 +41,6 @@ def patch_set_digest(selection: tuple[str, ...]) -> str:
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.json")]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def attestation(
-    application: Application,
-    identity: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    *,
-    mode: str,
-    selection: tuple[str, ...],
-    verified: bool,
-    rebound: Iterable[str],
-) -> dict[str, Any]:
-    """What this process says about itself, ready for JSON."""
-    return {
-        "schema": SCHEMA,
-        **identity,
-        "pid": os.getpid(),
-        "start_time": start_time(os.getpid()),
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "splint": patches.__version__,
-        "libraries": {library: installed_version(library) for library in DISTRIBUTIONS},
-        "mode": mode,
-        "patch_set": patch_set_digest(selection),
-        "plugin_verified": verified,
-        "facts": dict(facts),
-        "rebound_aliases": list(rebound),
-        "patches": [
-            {"id": patch_id, "state": state.state.value, "reason": state.reason, "targets": list(state.replaced)}
-            for patch_id, state in application.states.items()
-        ],
-        "missed": [target.name for target in application.missed()],
-        "seams": list(application.counters.names),
-        "timings_ms": timing.phases_ms(),
-    }
 
 
 def load(run_dir: Path) -> list[dict[str, Any]]:
@@ -117,7 +78,9 @@ def compare(expected: Iterable[Mapping[str, Any]], attested: Iterable[Mapping[st
     """
     living = {_key(entry): entry for entry in attested if entry["alive"]}
     wanted = {_key(entry) for entry in expected}
-    problems = [f"{_name(key)} has not attested: it runs without the patches" for key in sorted(wanted - set(living), key=str)]
+    problems = [
+        f"{_name(key)} has not attested: it runs without the patches" for key in sorted(wanted - set(living), key=str)
+    ]
     extra = {key for key in set(living) - wanted if key[0] != Role.LMCACHE_SERVER.value}
     problems += [f"{_name(key)} is not part of this server" for key in sorted(extra, key=str)]
     members = [living[key] for key in sorted(set(living) - extra, key=str)]
@@ -135,7 +98,9 @@ def _member_problems(entry: Mapping[str, Any]) -> list[str]:
         if patch["state"] == State.REFUSED.value
     ]
     if Role(entry["role"]) in _VERIFIED_ROLES and not entry["plugin_verified"]:
-        problems.append(f"{name}: the vllm_splint plugin did not run; VLLM_PLUGINS must name vllm_splint where it is set")
+        problems.append(
+            f"{name}: the vllm_splint plugin did not run; VLLM_PLUGINS must name vllm_splint where it is set"
+        )
     problems += [f"{name}: {target} is imported and bare" for target in entry["missed"]]
     return problems
 
@@ -144,9 +109,9 @@ def _differences(members: list[Mapping[str, Any]]) -> list[str]:
     """Members whose patch set, mode or library versions are not those of the first."""
     problems = []
     for entry in members[1:]:
-        for field in ("patch_set", "mode", "libraries"):
-            if entry[field] != members[0][field]:
-                problems.append(
-                    f"{_name(_key(entry))}: {field} is {entry[field]}, {_name(_key(members[0]))} has {members[0][field]}"
-                )
+        problems += [
+            f"{_name(_key(entry))}: {field} is {entry[field]}, {_name(_key(members[0]))} has {members[0][field]}"
+            for field in ("patch_set", "mode", "libraries")
+            if entry[field] != members[0][field]
+        ]
     return problems

@@ -33,10 +33,13 @@ SMOKE_PLAN = "smoke.json"
 VERDICT = "verdict.json"
 
 
+_FALLBACKS = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made in there is private
+
+
 def _bases() -> list[Path]:
     """Where a private folder may be made, best first; a read-only root leaves at least ``/dev/shm``."""
     named = [os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR")]
-    return [Path(base) for base in (*named, "/tmp", "/dev/shm") if base]
+    return [Path(base) for base in (*named, *_FALLBACKS) if base]
 
 
 def create() -> Path:

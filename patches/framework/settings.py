@@ -62,7 +62,9 @@ SETTINGS = (
         " off: stock vLLM and LMCache.",
         choices=("enforce", "report", "off"),
     ),
-    Setting("SPLINT_PATCHES", "all", "Which patches: all, none, a comma-separated list, or all but some (-a,-b).", _names),
+    Setting(
+        "SPLINT_PATCHES", "all", "Which patches: all, none, a comma-separated list, or all but some (-a,-b).", _names
+    ),
     Setting("SPLINT_RUN_DIR", "", "Folder for the run files; by default a private one for each server."),
     Setting("SPLINT_SMOKE", "full", "Smoke tests before the gate opens.", choices=("full", "quick", "off")),
     Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
@@ -81,7 +83,7 @@ SETTINGS = (
     Setting(
         "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
         "0.5",
-        "Seconds that an engine step waits for the LMCache server in engine_driven mode, where the worker copies itself.",
+        "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself).",
         _seconds,
     ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),

@@ -9,7 +9,9 @@ PATCH = Patch(
     library="lmcache",
     releases=">=0.3",
     targets=(
-        Target("lmcache.v1.multiprocess.server", "run_cache_server", "patches.lmcache_roster.wrappers:run_cache_server"),
+        Target(
+            "lmcache.v1.multiprocess.server", "run_cache_server", "patches.lmcache_roster.wrappers:run_cache_server"
+        ),
     ),
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache reports its release and active patches over its status API.",

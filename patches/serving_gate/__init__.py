@@ -8,9 +8,7 @@ PATCH = Patch(
     fault="Stock answers /health with 200 as soon as it listens, before a single token was checked.",
     library="vllm",
     releases=">=0.19",
-    targets=(
-        Target("vllm.entrypoints.launchers.launcher", "serve_http", "patches.serving_gate.wrappers:serve_http"),
-    ),
+    targets=(Target("vllm.entrypoints.launchers.launcher", "serve_http", "patches.serving_gate.wrappers:serve_http"),),
     roles=frozenset({Role.API_SERVER}),
     upstream=("vllm#24207", "vllm#36960", "vllm#50282"),
     retires="vLLM gates readiness on a check of generation and KV cache.",

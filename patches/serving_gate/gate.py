@@ -48,6 +48,7 @@ class Gate:
         self.open = phase == "serving"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or say why not."""
         if self.open or scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif self._knows_secret(scope):

@@ -26,10 +26,10 @@ _GRACE_S = 5.0
 class Opening:
     """Brings one API server's gate from the smoke tests to serving, or the server to its end."""
 
-    def __init__(self, gate: Gate, app: Any, config: Any, *, enforcing: bool, level: str, run_dir: Path) -> None:
+    def __init__(self, gate: Gate, app: Any, *, enforcing: bool, level: str, run_dir: Path) -> None:
         self._gate = gate
         self._app = app
-        self._config = config
+        self._config = app.state.engine_client.vllm_config
         self._enforcing = enforcing
         self._level = level
         self._run_dir = run_dir
@@ -51,7 +51,7 @@ class Opening:
             self._serve(verdict)
 
     async def _listening(self) -> None:
-        while not getattr(getattr(self._app.state, "server", None), "started", False):
+        while not getattr(getattr(self._app.state, "server", None), "started", False):  # noqa: ASYNC110 - vLLM's own flag
             await asyncio.sleep(_POLL_S)
 
     async def _test(self) -> Verdict:
@@ -83,7 +83,7 @@ class Opening:
         return Verdict.from_json(data)
 
     async def _await_verdict(self) -> Verdict:
-        while (data := rundir.read_json(self._run_dir / rundir.VERDICT)) is None:
+        while (data := rundir.read_json(self._run_dir / rundir.VERDICT)) is None:  # noqa: ASYNC110 - another process
             await asyncio.sleep(_POLL_S)
         return Verdict.from_json(data)
 

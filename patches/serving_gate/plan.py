@@ -37,7 +37,8 @@ class SmokePlan:
         chunk_tokens: LMCache's chunk size in tokens, or None.
         dp_ranks: The data-parallel ranks whose engines this server owns.
         cache_dtype: The engine's ``cache_dtype`` string.
-        expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank and rank.
+        expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
+            and rank.
         level: ``full`` or ``quick``.
         timeout_s: Seconds for the whole battery.
     """
@@ -63,10 +64,12 @@ class SmokePlan:
     api_key: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """As plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SmokePlan:
+        """The inverse of :meth:`to_json`."""
         return cls(**{**data, "dp_ranks": tuple(data["dp_ranks"]), "expected_roster": tuple(data["expected_roster"])})
 
 
@@ -94,8 +97,10 @@ class Verdict:
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
+        """As plain data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Verdict:
+        """The inverse of :meth:`to_json`."""
         return cls(**{**data, "checks": tuple(CheckResult(**check) for check in data["checks"])})

@@ -46,9 +46,12 @@ def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
     )
 
 
+_ALL_INTERFACES = (None, "", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+
+
 def _base_url(args: Any) -> str:
     scheme = "https" if args.ssl_certfile else "http"
-    host = args.host if args.host not in (None, "", "0.0.0.0", "::") else "127.0.0.1"
+    host = args.host if args.host not in _ALL_INTERFACES else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{args.port}{args.root_path or ''}"
 

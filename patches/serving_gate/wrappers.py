@@ -44,7 +44,6 @@ def _gate(app: Any) -> Opening:
     return Opening(
         gate,
         app,
-        app.state.engine_client.vllm_config,
         enforcing=process.start().enforcing,
         level=settings.get("SPLINT_SMOKE"),
         run_dir=run_dir,

@@ -7,7 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.servers import ENGINE_FLAGS, Server, connector_config, engine_environment, free_port, lmcache_server, running
+from support.servers import (
+    ENGINE_FLAGS,
+    Server,
+    connector_config,
+    engine_environment,
+    free_port,
+    lmcache_server,
+    running,
+)
 
 from entrypoint.local.model import make_tiny_model
 

@@ -33,7 +33,12 @@ def watch(server: Server) -> dict[str, set[tuple[int, str]]]:
             if path == "/health" and answer.status_code == 200:
                 return seen
             if answer.status_code != 200 or path != "/health":
-                seen[path].add((answer.status_code, answer.json().get("phase", "") if "json" in answer.headers["content-type"] else ""))
+                seen[path].add(
+                    (
+                        answer.status_code,
+                        answer.json().get("phase", "") if "json" in answer.headers["content-type"] else "",
+                    )
+                )
         if server.process is not None and server.process.poll() is not None:
             break
         time.sleep(0.05)
@@ -67,7 +72,7 @@ def check_serving(server: Server) -> None:
     assert control.status_code == 404
     metrics = httpx.get(server.base_url + "/metrics").text
     assert 'splint_smoke_passed{level="full"' in metrics
-    assert 'splint_patch_info{' in metrics
+    assert "splint_patch_info{" in metrics
     answer = httpx.post(
         server.base_url + "/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 2}, timeout=30
     )
@@ -83,9 +88,10 @@ def test_off_serves_as_stock_would(build: Callable[..., Server]) -> None:
         assert "splint_" not in httpx.get(server.base_url + "/metrics").text
 
 
-def test_a_server_without_the_start_up_line_is_refused(build: Callable[..., Server], model: str) -> None:
+def test_a_server_without_the_start_up_line_is_refused(build: Callable[..., Server]) -> None:
     """``-S`` keeps every .pth line away, in the server and in the processes that it spawns; the plugin refuses."""
-    code = f"import sys; sys.path[:] = {[entry for entry in sys.path if entry]!r}; sys.argv[0] = 'vllm'; from vllm.entrypoints.cli.main import main; main()"
+    folders = [entry for entry in sys.path if entry]
+    code = f"import sys; sys.path[:] = {folders!r}; from vllm.entrypoints.cli.main import main; main()"
     server = build(form=("-S", "-c", code, "serve"))
     with running(server):
         ended = server.wait_end(120)

@@ -31,7 +31,8 @@ def report(stack: Server) -> dict[str, Any]:
 def test_the_smoke_tests_proved_the_whole_series_and_say_what_they_saw(report: dict[str, Any]) -> None:
     checks = {check["id"]: check for check in report["verdict"]["checks"]}
     for check in checks.values():
-        print(f"{check['id']}: {check['status']} in {check['seconds']:.2f} s {check['reason']} {json.dumps(check['evidence'])[:400]}")
+        shown = f"{check['reason']} {json.dumps(check['evidence'])[:400]}"
+        print(f"{check['id']}: {check['status']} in {check['seconds']:.2f} s {shown}")
     assert report["verdict"]["status"] == "passed"
     wanted = {"models", "chat", "stream", "logprobs", "dp_ranks", "kv_series", "roster"}
     assert {name for name, check in checks.items() if check["status"] == "passed"} >= wanted
@@ -58,7 +59,9 @@ def test_the_patches_of_the_main_job_are_applied_and_exercised(report: dict[str,
         assert calls[name] > 0, name
 
 
-def test_our_start_up_work_is_at_most_three_percent_of_the_time_to_healthy(stack: Server, report: dict[str, Any]) -> None:
+def test_our_start_up_work_is_at_most_three_percent_of_the_time_to_healthy(
+    stack: Server, report: dict[str, Any]
+) -> None:
     """Summed over all processes, although they start side by side."""
     total = sum(report["timings_ms"].values()) / 1000
     print(f"start-up work of our own, ms by phase over {len(report['processes'])} processes: {report['timings_ms']}")

@@ -9,14 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-__all__ = ["ENGINE_FLAGS", "LMCacheServer", "Server", "connector_config", "engine_environment", "free_port", "lmcache_server", "running"]
+__all__ = [
+    "ENGINE_FLAGS",
+    "LMCacheServer",
+    "Server",
+    "connector_config",
+    "engine_environment",
+    "free_port",
+    "lmcache_server",
+    "running",
+]
 
 ENGINE_FLAGS = (
     "--served-model-name", "tiny", "--max-model-len", "2048", "--dtype", "bfloat16", "--enforce-eager",
@@ -69,7 +78,7 @@ class Server:
         return self.process.pid
 
     def start(self) -> Server:
-        with open(self.log, "ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.command],
                 stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=dict(self.environ),
@@ -143,10 +152,8 @@ def running(server: Server) -> Iterator[Server]:
         yield server
     finally:
         if server.process is not None and server.process.poll() is None:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 server.stop(timeout_s=30)
-            except subprocess.TimeoutExpired:
-                pass
         server.kill_session()
 
 
@@ -167,7 +174,7 @@ class LMCacheServer:
             "--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--l1-size-gb", "1",
             "--prometheus-port", str(free_port()), "--eviction-policy", "LRU", *self.flags,
         ]  # fmt: skip
-        with open(self.log, "ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=dict(self.environ), start_new_session=True
             )

@@ -58,7 +58,7 @@ def test_changed_source_is_refused_by_name_and_nothing_stays_applied(pretend: An
     core = pretend.load()
     before = dict(vars(core)), dict(vars(core.Shop))
     application = Application([loud], refuse=True)
-    with pytest.raises(FingerprintError, match="pretendlib.core:Shop.price"):
+    with pytest.raises(FingerprintError, match=r"pretendlib\.core:Shop\.price"):
         application.imported(core)
     assert (dict(vars(core)), dict(vars(core.Shop))) == before
     assert application.states["loud"].state is State.REFUSED
@@ -72,7 +72,9 @@ def test_a_change_elsewhere_in_the_file_is_not_a_change_of_the_target(pretend: A
     assert core.greet("you") == "HELLO YOU"
 
 
-def test_a_failure_rolls_back_the_other_patches_of_the_process(pretend: Any, patch: Any, target: Any, loud: Any) -> None:
+def test_a_failure_rolls_back_the_other_patches_of_the_process(
+    pretend: Any, patch: Any, target: Any, loud: Any
+) -> None:
     pretend.review("greet", "Shop.price")
     core = pretend.load()
     original = core.greet
@@ -85,7 +87,9 @@ def test_a_failure_rolls_back_the_other_patches_of_the_process(pretend: Any, pat
     assert application.states["loud"].reason == "rolled back with late"
 
 
-def test_a_patch_over_two_modules_is_checked_whole_before_its_first_target(pretend: Any, patch: Any, target: Any) -> None:
+def test_a_patch_over_two_modules_is_checked_whole_before_its_first_target(
+    pretend: Any, patch: Any, target: Any
+) -> None:
     pretend.review("greet")
     wide = patch(target("greet", "shout"), target("closing", "shout", module="pretendlib.late"))
     core = pretend.load()
@@ -128,7 +132,7 @@ def test_somebody_elses_replacement_is_not_covered_up(pretend: Any, loud: Any) -
     pretend.review("greet", "Shop.price")
     core = pretend.load()
     core.greet = lambda name: name
-    with pytest.raises(AlreadyReplacedError, match="pretendlib.core:greet"):
+    with pytest.raises(AlreadyReplacedError, match=r"pretendlib\.core:greet"):
         Application([loud], refuse=True).imported(core)
 
 

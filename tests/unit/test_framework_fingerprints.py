@@ -17,7 +17,8 @@ def digest(name: str = NAME) -> str:
     return str(fingerprints.take((name,))["targets"][name])
 
 
-def test_nothing_is_imported_to_take_a_fingerprint(pretend: Any) -> None:
+@pytest.mark.usefixtures("pretend")
+def test_nothing_is_imported_to_take_a_fingerprint() -> None:
     digest()
     assert "pretendlib.core" not in sys.modules
 
@@ -31,7 +32,18 @@ def test_moving_a_function_keeps_its_fingerprint_and_changing_it_does_not(preten
 
 
 def test_a_definition_under_if_or_try_is_found(pretend: Any) -> None:
-    pretend.add("\nif True:\n    def guarded():\n        return 1\ntry:\n    pass\nexcept OSError:\n    def rescued(): return 2\n")
+    pretend.add(
+        """
+        if True:
+            def guarded():
+                return 1
+        try:
+            pass
+        except OSError:
+            def rescued(): return 2
+        """
+    )
+
     assert digest("pretendlib.core:guarded") != digest("pretendlib.core:rescued")
 
 
@@ -46,11 +58,12 @@ def test_a_second_reviewed_release_is_accepted_too(pretend: Any) -> None:
 
 def test_a_target_that_nobody_reviewed_is_refused_even_in_a_reviewed_file(pretend: Any) -> None:
     pretend.review("greet")
-    with pytest.raises(FingerprintError, match="Shop.price"):
+    with pytest.raises(FingerprintError, match=r"Shop\.price"):
         fingerprints.check(("pretendlib.core:Shop.price",))
 
 
 @pytest.mark.parametrize("name", ["pretendlib.core:nobody", "pretendlib.nowhere:greet", "nolibrary.core:greet"])
-def test_what_is_not_there_is_named(pretend: Any, name: str) -> None:
+@pytest.mark.usefixtures("pretend")
+def test_what_is_not_there_is_named(name: str) -> None:
     with pytest.raises(TargetMissingError):
         fingerprints.take((name,))

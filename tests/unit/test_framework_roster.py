@@ -90,8 +90,11 @@ def test_call_counters_are_read_while_another_process_counts(tmp_path: Path) -> 
         "c = Counters(); first = c.add('first'); second = c.add('second'); first()\n"
         "c.share(Path(sys.argv[1])); second(); second(); print('counted', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdin is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
         child.stdout.readline()
         assert counters.read(path, ("first", "second")) == {"first": 1, "second": 2}
         child.stdin.close()
@@ -111,7 +114,12 @@ def test_more_seams_than_slots_is_an_error() -> None:
 
 def test_an_attestation_of_an_ended_process_is_not_alive(tmp_path: Path) -> None:
     rundir.prepare(tmp_path)
-    content = {"pid": os.getpid(), "start_time": roster.start_time(os.getpid()), "seams": [], "role": "worker"}
+    content: dict[str, Any] = {
+        "pid": os.getpid(),
+        "start_time": roster.start_time(os.getpid()),
+        "seams": [],
+        "role": "worker",
+    }
     rundir.write_json(tmp_path / rundir.ROSTER / "1.json", content)
     rundir.write_json(tmp_path / rundir.ROSTER / "2.json", content | {"start_time": 1})
     assert [found["alive"] for found in roster.load(tmp_path)] == [True, False]

@@ -15,7 +15,12 @@ def test_an_unknown_setting_names_the_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SPLINT_MODE", "strict"), ("SPLINT_SMOKE", "yes"), ("SPLINT_SMOKE_TIMEOUT_S", "soon"), ("SPLINT_SMOKE_TIMEOUT_S", "-1")],
+    [
+        ("SPLINT_MODE", "strict"),
+        ("SPLINT_SMOKE", "yes"),
+        ("SPLINT_SMOKE_TIMEOUT_S", "soon"),
+        ("SPLINT_SMOKE_TIMEOUT_S", "-1"),
+    ],
 )
 def test_a_malformed_value_is_an_error(name: str, value: str) -> None:
     with pytest.raises(SettingError, match=f"{name}='{value}'"):
