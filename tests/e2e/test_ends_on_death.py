@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ends import abandoned_segments
 from support.servers import Server
 
 from patches.framework import rundir
@@ -24,10 +25,10 @@ API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 
 @pytest.fixture(autouse=True)
 def shared_memory_left_as_found() -> Iterator[None]:
-    """No segment in /dev/shm outlives its server."""
-    before = set(Path("/dev/shm").iterdir())
+    """No shared-memory segment outlives its server."""
+    before = abandoned_segments()
     yield
-    assert set(Path("/dev/shm").iterdir()) - before == set()
+    assert abandoned_segments() - before == set()
 
 
 @pytest.fixture

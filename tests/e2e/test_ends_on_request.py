@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.ends import abandoned_segments
 from support.servers import Server
 
 from patches.framework import rundir
@@ -21,15 +22,16 @@ VLLM = str(Path(sys.executable).with_name("vllm"))
 FORMS = {
     "vllm serve": (VLLM, "serve"),
     "api_server": ("-m", "vllm.entrypoints.openai.api_server"),
+    "splint serve": ("-m", "entrypoint.cli", "serve"),
 }
 
 
 @pytest.fixture(autouse=True)
 def shared_memory_left_as_found() -> Iterator[None]:
-    """No segment in /dev/shm outlives its server."""
-    before = set(Path("/dev/shm").iterdir())
+    """No shared-memory segment outlives its server."""
+    before = abandoned_segments()
     yield
-    assert set(Path("/dev/shm").iterdir()) - before == set()
+    assert abandoned_segments() - before == set()
 
 
 @pytest.fixture
@@ -122,8 +124,10 @@ HEADLESS = (
 )  # fmt: skip
 
 
-def test_command_that_serves_nothing_keeps_its_output_and_code(start: Build) -> None:
-    server = start("--no-such-flag", form=FORMS["vllm serve"])
+@pytest.mark.parametrize("form", FORMS)
+def test_command_that_serves_nothing_keeps_its_output_and_code(start: Build, tmp_path: Path, form: str) -> None:
+    server = start("--no-such-flag", form=FORMS[form])
     assert server.wait_end() == 2
+    assert (rundir.read_json(tmp_path / "run" / "supervisor.json") or {})["pid"] == server.pid
     assert "unrecognized arguments: --no-such-flag" in server.text()
     assert "splint" not in server.tail(1)
