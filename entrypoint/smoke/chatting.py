@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Turn", "applies", "arguments", "judge", "refused"]
 
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 _LOOK = "Look for errors in the engine's log."
 FINISHED = ("length", "stop", "tool_calls")
 

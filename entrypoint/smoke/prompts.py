@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GENERATED", "Shape", "Tokens", "shape"]
 
-GENERATED = 8
+GENERATED = 4
 
 
 @dataclass(frozen=True)

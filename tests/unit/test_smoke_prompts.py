@@ -18,11 +18,11 @@ PLAN = SmokePlan(
 @pytest.mark.parametrize(
     ("block", "chunk", "length", "wanted"),
     [
-        (16, 256, 2048, Shape(512, 12)),  # two chunks
-        (128, 128, 2048, Shape(256, 124)),  # the CPU backend
-        (16, 256, 400, Shape(256, 12)),  # room for one chunk
-        (16, 256, 100, Shape(32, 12)),  # room for blocks only
-        (16, None, 2048, Shape(32, 12)),  # no LMCache
+        (16, 256, 2048, Shape(512, 14)),  # two chunks
+        (128, 128, 2048, Shape(256, 126)),  # the CPU backend
+        (16, 256, 400, Shape(256, 14)),  # room for one chunk
+        (16, 256, 100, Shape(32, 14)),  # room for blocks only
+        (16, None, 2048, Shape(32, 14)),  # no LMCache
         (16, 256, 16, None),
     ],
 )
