@@ -108,7 +108,9 @@ class Stack:
         return SplintError(f"the LMCache server {what}:\n{cache.tail()}", "one that answers", "See its log above.")
 
     async def _start_helper(self, name: str, command: list[str], log: Path) -> Child:
-        child = await Child.start(name, command, engine_environment(self._plan), log)
+        # Else the last lines of a program that was killed stay in its buffer.
+        env = {**engine_environment(self._plan), "PYTHONUNBUFFERED": "1"}
+        child = await Child.start(name, command, env, log)
         self._helpers.append(child)
         return child
 

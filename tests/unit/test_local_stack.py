@@ -60,24 +60,26 @@ class Run:
         """Wait for a line that matches."""
         deadline = time.monotonic() + seconds
         while (match := re.search(pattern, self.said)) is None:
-            readable, _, _ = select.select([self._output], [], [], deadline - time.monotonic())
-            data = self._read() if readable else b""
-            if not data:
+            if not self._hear(deadline - time.monotonic()):
                 pytest.fail(f"{pattern!r} was not said:\n{self.said}")
-            self.said += data.decode(errors="replace")
         return match
 
-    def _read(self) -> bytes:
+    def _hear(self, seconds: float) -> bool:
+        """Take what is said within ``seconds``; False where that is nothing."""
+        if not select.select([self._output], [], [], max(0.0, seconds))[0]:
+            return False
         try:
-            return os.read(self._output, 65536)
+            data = os.read(self._output, 65536)
         except OSError:  # the other end of a pseudo-terminal is gone
-            return b""
+            return False
+        self.said += data.decode(errors="replace")
+        return bool(data)
 
     def end(self) -> int:
         """Wait for its end; the exit code."""
         code = self.process.wait(timeout=30)
-        while data := self._read():
-            self.said += data.decode(errors="replace")
+        while self._hear(1.0):
+            pass
         return code
 
 
