@@ -23,7 +23,7 @@ PATCH = Patch(
     fault=(
         "With --data-parallel-size 2 --enable-expert-parallel the first batch kills the stock CPU engine: "
         "CpuCommunicator lacks all_gatherv and reduce_scatterv. With these supplied the experts read global ids as "
-        "local ones, out of bounds, and without --enforce-eager the batch sizes of the warm-up are compiled in."
+        "local ones, out of bounds, and without --enforce-eager the compiler fails on the other ranks' row counts."
     ),
     library="vllm",
     releases=">=0.32,<0.33",

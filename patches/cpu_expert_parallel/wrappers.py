@@ -109,8 +109,8 @@ def apply_local_experts(seam: Seam) -> Callable[..., None]:
 def select_forward(seam: Seam) -> Callable[[Any], Callable[..., Any]]:
     """Wrap ``MoERunner._select_forward``: across ranks the layer is one opaque operator, as on GPUs.
 
-    Stock lets the compiler trace into the layer on CPU, and drops its guards: the row counts of the ranks in the
-    warm-up batch would hold for every later batch.
+    Stock lets the compiler trace into the layer on CPU. The other ranks' row counts are numbers that it can't know
+    ("Could not guard on data-dependent expression"), and the warm-up fails.
     """
 
     @wraps(seam.original)

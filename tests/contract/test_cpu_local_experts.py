@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cpu_experts import Layer, apply_rank, reference, routed
+from support.cpu_experts import FP8_BLOCK, Layer, apply_rank, reference, routed
 
 from patches import cpu_expert_parallel
 
@@ -17,6 +17,7 @@ LAYERS = {
     "float16": Layer(dtype=torch.float16),
     "float32": Layer(dtype=torch.float32),
     "int8": Layer(kind="int8"),
+    "fp8": Layer(kind="fp8", hidden=2 * FP8_BLOCK, intermediate=FP8_BLOCK),
     "weight on input": Layer(chosen=1, weight_on_input=True),
     "uneven experts": Layer(experts=7, chosen=3),
 }

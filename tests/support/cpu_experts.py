@@ -12,13 +12,16 @@ from patches.framework.records import Seam
 
 __all__ = ["Batch", "Layer", "apply_rank", "reference", "routed"]
 
+FP8_BLOCK = 128
+"""Rows and columns that share a scale."""
+
 
 @dataclass(frozen=True)
 class Layer:
     """A mixture-of-experts layer, described so that every process makes the same weights.
 
     Attributes:
-        kind: ``unquantized`` or ``int8``, the experts class that runs it.
+        kind: ``unquantized``, ``int8`` or ``fp8``, the experts class that runs it.
         weight_on_input: The router's weight is on the input already (one expert a token), as in Llama 4.
     """
 
@@ -126,4 +129,21 @@ def _to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight.float() / scale.unsqueeze(-1)).round().to(torch.int8), scale
 
 
-_MAKERS = {"unquantized": _unquantized, "int8": _int8}
+def _fp8(layer: Layer, local: int, w13: torch.Tensor, w2: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a16_moe_quant_config
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8, prepare_fp8_moe_layer_for_cpu
+
+    (q13, s13), (q2, s2) = _to_fp8(w13), _to_fp8(w2)
+    quant = fp8_w8a16_moe_quant_config(s13, s2, block_shape=[FP8_BLOCK, FP8_BLOCK])
+    return CPUExpertsFp8(_config(layer, local), quant), *prepare_fp8_moe_layer_for_cpu(q13, q2)
+
+
+def _to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights as float8_e4m3fn, and the float32 scale of each square block."""
+    experts, rows, columns = weight.shape
+    blocks = weight.float().view(experts, rows // FP8_BLOCK, FP8_BLOCK, columns // FP8_BLOCK, FP8_BLOCK)
+    scale = blocks.abs().amax((2, 4)) / torch.finfo(torch.float8_e4m3fn).max
+    return (blocks / scale[:, :, None, :, None]).view_as(weight).to(torch.float8_e4m3fn), scale
+
+
+_MAKERS = {"unquantized": _unquantized, "int8": _int8, "fp8": _fp8}
