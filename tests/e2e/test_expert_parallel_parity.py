@@ -40,6 +40,14 @@ LOADS: dict[str, dict[str, Any]] = {
 FLOOR = 2e-6
 """Nats: four roundings of a float32 log-probability. Two batch shapes may agree; the ranks add in another order."""
 
+FORMS = (
+    pytest.param((*PARALLEL, "--no-enforce-eager"), id="compiled"),
+    pytest.param(("--tensor-parallel-size", "2", "--enable-expert-parallel"), id="TP 2, EP", marks=pytest.mark.full),
+    pytest.param(("--data-parallel-size", "2"), id="DP 2 without EP", marks=pytest.mark.full),
+    pytest.param((*PARALLEL, "--tensor-parallel-size", "2"), id="DP 2, TP 2, EP 4", marks=pytest.mark.full),
+)
+"""Stock's compiler traces into the layer and fails on the other ranks' row counts. With TP and DP the tokens are
+spread over the tensor-parallel ranks, too (sequence parallelism)."""
 TO_REFERENCE = 1e-4
 """Nats: two implementations in float32. Measured: 1e-6."""
 
@@ -128,14 +136,15 @@ def prompt_distance(ones: Sequence[Scores], others: Sequence[Scores]) -> float:
     )
 
 
-def test_without_enforce_eager_two_ranks_give_the_log_probabilities_of_the_reference(build: Build, model: str) -> None:
-    """Stock's compiler traces into the layer, and fails on the row counts of the other ranks."""
-    with running(build("--dtype", "float32", "--no-enforce-eager", *PARALLEL, env=ONE_THREAD)) as server:
+@pytest.mark.parametrize("flags", FORMS)
+def test_every_form_gives_the_log_probabilities_of_the_reference(
+    build: Build, model: str, flags: tuple[str, ...]
+) -> None:
+    with running(build("--dtype", "float32", *flags, env=ONE_THREAD)) as server:
         server.wait_ready()
-        found = prompt_distance(
-            score_all(server.base_url, PROMPTS, concurrency=8), reference_scores(Path(model), PROMPTS)
-        )
-    print(f"compiled, two ranks: at most {found:.2e} nats from the reference")
+        scores = score_all(server.base_url, PROMPTS, concurrency=8)
+    found = prompt_distance(scores, reference_scores(Path(model), PROMPTS))
+    print(f"at most {found:.2e} nats from the reference")
     assert found <= TO_REFERENCE
 
 
