@@ -115,6 +115,7 @@ def engine_environment(plan: Plan, environ: Mapping[str, str] = os.environ) -> d
     ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false"}
     if _on_cpu():
         ours |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        ours["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // _data_parallel_size()))
     if plan.model is None or Path(plan.model).exists():
         ours["HF_HUB_OFFLINE"] = "1"
     return {**ours, **environ}

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from patches.serving_gate.gate import Gate
 from patches.serving_gate.metrics import publish
 from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
 from patches.serving_gate.planning import make_plan
+from patches.serving_gate.side_door import NOT_THE_PORT, needed, side_door
 
 __all__ = ["Opening"]
 
@@ -59,10 +61,18 @@ class Opening:
         if self._level == "off":
             verdict = _own_verdict("skipped", plan, "the smoke tests are turned off by SPLINT_SMOKE=off")
         else:
-            verdict = await self._run_battery(plan)
+            verdict = await self._run_through(plan)
         rundir.write_json(self._run_dir / rundir.VERDICT, verdict.to_json())
         (self._run_dir / rundir.SMOKE_PLAN).unlink(missing_ok=True)
         return verdict
+
+    async def _run_through(self, plan: SmokePlan) -> Verdict:
+        """Through the port, or beside it where it demands a certificate that we do not have."""
+        if not needed(self._app.state.args):
+            return await self._run_battery(plan)
+        async with side_door(self._app, plan, self._run_dir) as beside:
+            verdict = await self._run_battery(beside)
+        return replace(verdict, checks=(*verdict.checks, NOT_THE_PORT))
 
     async def _run_battery(self, plan: SmokePlan) -> Verdict:
         plan_file, found = self._run_dir / rundir.SMOKE_PLAN, self._run_dir / "battery.json"

@@ -23,6 +23,7 @@ class SmokePlan:
     Attributes:
         base_url: ``http://127.0.0.1:8000`` with the root path, without ``/v1``.
         secret: Value of the :data:`SMOKE_HEADER` header that passes the closed gate.
+        logprobs_mode: What the server returns as log-probabilities, vLLM's ``--logprobs-mode``.
         uds: Path of the Unix socket to connect through, or None for TCP.
         ca_file: Certificate to trust for https, or None.
         api_key: Bearer token of the server, or None.
@@ -59,6 +60,7 @@ class SmokePlan:
     connector: str | None = None
     kv_role: str | None = None
     chunk_tokens: int | None = None
+    logprobs_mode: str = "raw_logprobs"
     uds: str | None = None
     ca_file: str | None = None
     api_key: str | None = None

@@ -40,6 +40,7 @@ def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
         expected_roster=expected_roster(config),
         level=settings.get("SPLINT_SMOKE"),
         timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
+        logprobs_mode=model.logprobs_mode,
         uds=args.uds,
         ca_file=args.ssl_certfile,
         api_key=_api_key(args),

@@ -1,0 +1,56 @@
+"""Ways into a server other than a plain port: TLS with client certificates, an API key, a root path."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.servers import Server, running
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A key and a self-signed certificate that serves as authority, server and client at once."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, certificate
+
+
+def test_client_certificates_an_api_key_and_a_root_path(
+    build: Callable[..., Server], certificate: tuple[Path, Path]
+) -> None:
+    key, own = certificate
+    server = build(
+        "--ssl-keyfile", str(key), "--ssl-certfile", str(own), "--ssl-ca-certs", str(own), "--ssl-cert-reqs", "2",
+        "--api-key", "of the operator", "--root-path", "/models",
+    )  # fmt: skip
+    trusting = ssl.create_default_context(cafile=own)
+    trusting.load_cert_chain(own, key)
+    base = f"https://127.0.0.1:{server.port}"
+
+    def ask(path: str, **headers: str) -> Any:
+        return httpx.get(base + path, verify=trusting, headers=headers, timeout=10)
+
+    def ready() -> bool:
+        try:
+            return bool(ask("/readyz").status_code == 200)
+        except httpx.TransportError:
+            return False
+
+    with running(server):
+        print(f"open after {server.wait_for(ready):.1f} s")
+        verdict = ask("/splint/report").json()["verdict"]
+        skipped = {check["id"]: check["reason"] for check in verdict["checks"] if check["status"] == "skipped"}
+        assert verdict["status"] == "passed"
+        assert "client certificates" in skipped["port"]
+        assert ask("/v1/models").status_code == 401
+        assert ask("/v1/models", Authorization="Bearer of the operator").status_code == 200
