@@ -34,7 +34,7 @@ def needed(args: Any) -> bool:
 
 @asynccontextmanager
 async def side_door(app: Any, plan: SmokePlan, run_dir: Path) -> AsyncIterator[SmokePlan]:
-    """Serve ``app``, gate included, on a socket in the run directory while the block runs; yields the plan to use it."""
+    """Serve ``app``, gate included, on a socket in the run directory during the block; yields the plan to use it."""
     import uvicorn
     from vllm.entrypoints.launchers.launcher import NoSignalServer
 
