@@ -10,7 +10,7 @@ PATCH = Patch(
         "kernel: nothing has asked for the permission yet. An idle data-parallel rank's dummy batch is such a prompt."
     ),
     library="vllm",
-    releases=">=0.32,<0.33",
+    releases=">=0.32",
     targets=(
         Target("vllm.v1.worker.cpu_worker", "CPUWorker.init_device", "patches.cpu_amx_permission.wrappers:init_device"),
     ),

@@ -26,7 +26,7 @@ PATCH = Patch(
         "local ones, out of bounds, and without --enforce-eager the compiler fails on the other ranks' row counts."
     ),
     library="vllm",
-    releases=">=0.32,<0.33",
+    releases=">=0.32",
     targets=(
         *(
             Target(

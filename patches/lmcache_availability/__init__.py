@@ -17,7 +17,7 @@ PATCH = Patch(
     fault="With the LMCache server killed, every request hangs for up to 300 s while /health says 200; a server started"
     " in the wrong transfer mode, or none at all, holds the start of the engine for as long.",
     library="lmcache",
-    releases=">=0.5.6,<0.6",
+    releases=">=0.5.6",
     targets=(
         Target(
             _QUEUE,

@@ -10,7 +10,7 @@ PATCH = Patch(
     fault="In engine_driven mode with shared memory, a worker that dies, is reaped or unregisters between preparing a"
     " store and finishing it leaves a slot with whatever was in it; the server then publishes the slot as valid KV.",
     library="lmcache",
-    releases=">=0.5.6,<0.6",
+    releases=">=0.5.6",
     targets=(
         Target(
             _MODULE,
