@@ -10,16 +10,26 @@ import os
 import sys
 from _thread import RLock
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
 __all__ = ["start", "started"]
 
 LIBRARIES = ("vllm", "lmcache")
-_started = False
+_OURS = ("patches", "patches.bootstrap", "patches.supervision")
+# On sys, because this module may be loaded twice: it steps aside between its start and the first look.
+_STARTED = "_splint_started"
 
 
 class _FirstLook:
-    """Registers the post-import hooks when vLLM or LMCache is first looked for, and is gone afterwards."""
+    """Registers the post-import hooks when vLLM or LMCache is first looked for, and is gone afterwards.
+
+    The package's name is a common one. A program must find its own ``patches``, so ours steps aside until then.
+    """
 
     def __init__(self) -> None:
+        self._modules = _step_aside()
         # Another thread that looks for the other library must not get past the hooks while they are registered.
         self._lock = RLock()
 
@@ -29,7 +39,22 @@ class _FirstLook:
         with self._lock:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
+                self._step_in()
                 _install(name)
+
+    def _step_in(self) -> None:
+        """Put our modules back. Raises ImportError where the program has loaded another package of that name."""
+        for name, module in self._modules.items():
+            found = sys.modules.setdefault(name, module)
+            if found.__file__ != module.__file__:
+                raise ImportError(
+                    f"a foreign package {name!r} ({found.__file__}) was imported before vLLM; wanted vllm-splint's."
+                    f" Rename it, or set SPLINT_MODE=off for stock vLLM."
+                )
+
+
+def _step_aside() -> dict[str, ModuleType]:
+    return {name: sys.modules.pop(name) for name in _OURS if name in sys.modules}
 
 
 def _install(library: str) -> None:
@@ -43,7 +68,7 @@ def _install(library: str) -> None:
 
 def started() -> bool:
     """Whether the start-up hooks ran in this process."""
-    return _started
+    return hasattr(sys, _STARTED)
 
 
 def start() -> None:
@@ -51,16 +76,27 @@ def start() -> None:
 
     A second call does nothing: a venv whose ``lib64`` links to ``lib`` runs the line twice.
     """
-    global _started
-    if _started or os.environ.get("SPLINT_MODE") == "off":
+    if os.environ.get("SPLINT_MODE") == "off":
         return
-    _started = True
+    if started():
+        # This is a second copy of the module, so the finder's class is known by its name alone.
+        if any(type(finder).__name__ == _FirstLook.__name__ for finder in sys.meta_path):
+            _step_aside()
+        return
+    setattr(sys, _STARTED, True)
     from patches import supervision
 
-    if supervision.is_serving_command(sys.orig_argv):
+    serving = supervision.is_serving_command(sys.orig_argv)
+    if serving or _is_cache_server(sys.orig_argv):
         _check_settings()
+    if serving:
         supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())
+
+
+def _is_cache_server(argv: list[str]) -> bool:
+    """Whether this is ``lmcache server``."""
+    return "server" in argv and any("lmcache" in word for word in argv)
 
 
 def _check_settings() -> None:

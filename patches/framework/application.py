@@ -147,6 +147,7 @@ class Application:
         return Replacement(target, owner, attribute, original, replacement)
 
     def _failed(self, state: PatchState, error: RefusedError) -> None:
+        error.remedy = error.remedy.replace("<id>", state.patch.id)
         if not self._refuse:
             state.undo()
             state.settle(State.REFUSED, str(error))

@@ -39,7 +39,10 @@ class SplintError(Exception):
         self.found = found
         self.wanted = wanted
         self.remedy = remedy
-        super().__init__(f"{found}; wanted {wanted}. {remedy}")
+        super().__init__(found, wanted, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.found}; wanted {self.wanted}. {self.remedy}"
 
 
 class RunDirectoryError(SplintError):

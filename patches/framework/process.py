@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
+import shutil
 import socket
 import sys
 import threading
@@ -53,6 +55,8 @@ class Process:
         """Say what this process is; from now on it is part of the roster."""
         self.identity = {"role": role.value, "dp_rank": dp_rank, "rank": rank}
         run_dir = rundir.current()
+        if run_dir is None and role in (Role.API_SERVER, Role.LAUNCHER):
+            run_dir = _adopt_run_dir()
         if run_dir is not None:
             with timing.phase("roster"):
                 rundir.prepare(run_dir)
@@ -164,6 +168,14 @@ class Process:
         self.identity = {}
         self.verified = False
         self.application.counters.reset()
+
+
+def _adopt_run_dir() -> Path:
+    """A run directory for a server that has no supervising parent, as one that another program starts by a call."""
+    run_dir = rundir.create()
+    os.environ[rundir.ENV] = str(run_dir)
+    atexit.register(shutil.rmtree, run_dir, ignore_errors=True)
+    return run_dir
 
 
 def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:

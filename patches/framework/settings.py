@@ -6,6 +6,7 @@ The README's table of settings is generated from :data:`SETTINGS`.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,13 +41,16 @@ class Setting:
         try:
             return self.parse(text)
         except ValueError as error:
-            raise SettingError(f"{self.name}={text!r} ({error})", self.doc, "Correct or unset it.") from error
+            raise SettingError(f"{self.name}={text!r}", str(error), "Correct or unset it.") from error
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError("not a positive number of seconds")
+        raise ValueError("a positive number of seconds")
     return value
 
 
@@ -88,6 +92,8 @@ SETTINGS = (
     ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
 )
+# What Kubernetes sets in every container of a namespace that has a Service called `splint`.
+_OF_A_SERVICE = re.compile(r"SPLINT_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -110,6 +116,8 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
     environ = os.environ if environ is None else environ
     for name in sorted(name for name in environ if name.startswith(PREFIX)):
         if name not in _BY_NAME:
+            if _OF_A_SERVICE.fullmatch(name):
+                continue
             raise _unknown(name)
         _BY_NAME[name].read(environ)
 

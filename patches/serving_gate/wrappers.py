@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from patches.framework import process, rundir, settings
+from patches.framework.errors import RunDirectoryError
 from patches.framework.records import Seam
 from patches.serving_gate.gate import Control, Gate
 from patches.serving_gate.opening import Opening
@@ -36,7 +37,11 @@ def serve_http(seam: Seam) -> Callable[..., Awaitable[Any]]:
 
 
 def _gate(app: Any) -> Opening:
-    run_dir = rundir.current() or rundir.create()
+    run_dir = rundir.current()
+    if run_dir is None:
+        raise RunDirectoryError(
+            "the API server has no run directory", f"{rundir.ENV}", "Do not turn off process_roster, or set it."
+        )
     gate = Gate(app.middleware_stack or app.build_middleware_stack(), _controls(app.state.engine_client))
     # The application has started, so add_middleware is refused: stand around its whole stack instead.
     app.middleware_stack = gate

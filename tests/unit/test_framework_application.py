@@ -62,6 +62,7 @@ def test_changed_source_is_refused_by_name_and_nothing_stays_applied(pretend: An
         application.imported(core)
     assert (dict(vars(core)), dict(vars(core.Shop))) == before
     assert application.states["loud"].state is State.REFUSED
+    assert "SPLINT_PATCHES=-loud" in application.states["loud"].reason
 
 
 def test_a_change_elsewhere_in_the_file_is_not_a_change_of_the_target(pretend: Any, loud: Any) -> None:

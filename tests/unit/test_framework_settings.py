@@ -27,6 +27,11 @@ def test_a_malformed_value_is_an_error(name: str, value: str) -> None:
         settings.check_environment({name: value})
 
 
+def test_what_kubernetes_sets_for_a_service_called_splint_is_left_alone() -> None:
+    names = ("SPLINT_SERVICE_HOST", "SPLINT_SERVICE_PORT_HTTP", "SPLINT_PORT", "SPLINT_PORT_8000_TCP_ADDR")
+    settings.check_environment(dict.fromkeys(names, "tcp://10.0.0.1:8000"))
+
+
 def test_variables_of_others_are_left_alone() -> None:
     settings.check_environment({"PATH": "/bin", "SPLINTER": "1"})
 

@@ -72,7 +72,7 @@ def test_an_installation_moves_neither_torch_nor_vllm(wheel: Path) -> None:
 
 
 def test_every_interpreter_of_an_installation_starts_the_hooks(installed: Path) -> None:
-    started = run(installed, "import sys; print(sys.modules['patches.bootstrap'].started())")
+    started = run(installed, "from patches.bootstrap import started; print(started())")
     assert (started.stdout, started.stderr) == ("True\n", "")
 
 
