@@ -52,6 +52,20 @@ def _splint(
     ] = False,
 ) -> None:
     del version
+    _check_settings()
+
+
+def _check_settings() -> None:
+    from patches.framework.errors import EXIT_REFUSED, SettingError
+    from patches.framework.selection import check_settings
+
+    if os.environ.get("SPLINT_MODE") == "off":
+        return
+    try:
+        check_settings()
+    except SettingError as error:
+        print(f"splint: {error}", file=sys.stderr)
+        raise typer.Exit(EXIT_REFUSED) from None
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)

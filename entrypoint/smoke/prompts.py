@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from patches.serving_gate.plan import SmokePlan
 
-__all__ = ["GENERATED", "Shape", "Tokens", "shape"]
-
-GENERATED = 4
+__all__ = ["Shape", "Tokens", "shape"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,10 @@ def shape(plan: SmokePlan) -> Shape | None:
 
     The tail ends shortly before a block does, so that the generated tokens begin a new one.
     """
-    tail = max(plan.block_size - GENERATED // 2, 1)
+    tail = max(plan.block_size - plan.generated // 2, 1)
     chunk = math.lcm(plan.block_size, plan.chunk_tokens or plan.block_size)
     for cached in (2 * chunk, chunk, 2 * plan.block_size, plan.block_size):
-        if cached + tail + GENERATED <= plan.max_model_len:
+        if cached + tail + plan.generated <= plan.max_model_len:
             return Shape(cached, tail)
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from entrypoint.smoke.ask import complete
 from entrypoint.smoke.check import CheckFailedError, Context
 from entrypoint.smoke.counters import EXTERNAL_HITS, PREFIX_HITS, REQUESTS, Counters
-from entrypoint.smoke.prompts import GENERATED, Shape, Tokens
+from entrypoint.smoke.prompts import Shape, Tokens
 from entrypoint.smoke.scoring import Answer, Yardstick, distance, spread
 
 __all__ = ["Hits", "Series"]
@@ -78,7 +78,9 @@ class Series:
         """Send each rank its prompt and read what its caches did."""
         server = self.context.server
         before = server.counters()
-        answers = self._together([(rank, prompt, GENERATED, None) for rank, prompt in prompts.items()])
+        answers = self._together(
+            [(rank, prompt, self.context.plan.generated, None) for rank, prompt in prompts.items()]
+        )
         after = server.counters_once(lambda now: all(now.moved(before, REQUESTS, rank) for rank in prompts))
         return dict(zip(prompts, answers, strict=True)), _hits(before, after, prompts)
 
@@ -89,9 +91,10 @@ class Series:
             CheckFailedError: the server gave no usable answer.
         """
         rank = self.ranks[0]
-        alone = self._complete(rank, prompt, GENERATED, self.tokens.salt())
+        length = self.context.plan.generated
+        alone = self._complete(rank, prompt, length, self.tokens.salt())
         others = [self.tokens.prompt(self.shape.cached) + prompt[self.shape.cached :] for _ in range(COMPANIONS)]
-        beside, *foreign = self._together([(rank, ids, GENERATED, self.tokens.salt()) for ids in (prompt, *others)])
+        beside, *foreign = self._together([(rank, ids, length, self.tokens.salt()) for ids in (prompt, *others)])
         noise = max(distance(cold, alone), distance(cold, beside), distance(alone, beside))
         return Yardstick(noise, fmean(spread(cold.top[0], answer.top[0]) for answer in foreign))
 

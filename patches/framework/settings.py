@@ -70,7 +70,12 @@ SETTINGS = (
         "SPLINT_PATCHES", "all", "Which patches: all, none, a comma-separated list, or all but some (-a,-b).", _names
     ),
     Setting("SPLINT_RUN_DIR", "", "Folder for the run files; by default a private one for each server."),
-    Setting("SPLINT_SMOKE", "full", "Smoke tests before the gate opens.", choices=("full", "quick", "off")),
+    Setting(
+        "SPLINT_SMOKE",
+        "full",
+        "Smoke tests: full, quick, or off, which opens the gate unproven.",
+        choices=("full", "quick", "off"),
+    ),
     Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
     Setting(
         "SPLINT_LMCACHE_START_TIMEOUT_S",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from patches.framework import rundir
+from patches.framework import rundir, settings
 from patches.framework.errors import EXIT_SMOKE_FAILED
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.metrics import publish
@@ -28,12 +29,13 @@ _GRACE_S = 5.0
 class Opening:
     """Brings one API server's gate from the smoke tests to serving, or the server to its end."""
 
-    def __init__(self, gate: Gate, app: Any, *, enforcing: bool, level: str, run_dir: Path) -> None:
+    def __init__(self, gate: Gate, app: Any, sock: socket.socket | None, run_dir: Path) -> None:
         self._gate = gate
         self._app = app
         self._config = app.state.engine_client.vllm_config
-        self._enforcing = enforcing
-        self._level = level
+        self._sock = sock
+        self._enforcing = settings.get("SPLINT_MODE") == "enforce"
+        self._level = settings.get("SPLINT_SMOKE")
         self._run_dir = run_dir
 
     @property
@@ -57,7 +59,7 @@ class Opening:
             await asyncio.sleep(_POLL_S)
 
     async def _test(self) -> Verdict:
-        plan = make_plan(self._app.state.args, self._config, self._run_dir)
+        plan = make_plan(self._app.state.args, self._config, self._port(), self._run_dir)
         if self._level == "off":
             verdict = _own_verdict("skipped", plan, "the smoke tests are turned off by SPLINT_SMOKE=off")
         else:
@@ -65,6 +67,12 @@ class Opening:
         rundir.write_json(self._run_dir / rundir.VERDICT, verdict.to_json())
         (self._run_dir / rundir.SMOKE_PLAN).unlink(missing_ok=True)
         return verdict
+
+    def _port(self) -> int:
+        """The port that was bound: with ``--port 0`` it is the kernel's choice."""
+        if self._sock is None or self._sock.family == socket.AF_UNIX:
+            return int(self._app.state.args.port)
+        return int(self._sock.getsockname()[1])
 
     async def _run_through(self, plan: SmokePlan) -> Verdict:
         """Through the port, or beside it where it demands a certificate that we do not have."""

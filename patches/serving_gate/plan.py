@@ -40,6 +40,7 @@ class SmokePlan:
         cache_dtype: The engine's ``cache_dtype`` string.
         expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
             and rank.
+        generated: Tokens that a checked completion asks for; the server may allow fewer than the usual 4.
         level: ``full`` or ``quick``.
         timeout_s: Seconds for the whole battery.
     """
@@ -55,6 +56,7 @@ class SmokePlan:
     dp_ranks: tuple[int, ...]
     cache_dtype: str
     expected_roster: tuple[dict[str, Any], ...]
+    generated: int = 4
     level: str = "full"
     timeout_s: float = 120.0
     connector: str | None = None
@@ -89,7 +91,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The battery's outcome; ``status`` is ``passed`` or ``failed``."""
+    """The battery's outcome; ``status`` is ``passed``, ``failed``, or ``skipped`` where it was turned off."""
 
     status: str
     level: str

@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from patches.framework import roster, settings
+from patches.framework.selection import selected
 from patches.serving_gate.expected import expected_roster, local_dp_ranks
 from patches.serving_gate.plan import SmokePlan
 
 __all__ = ["make_plan"]
 
+GENERATED = 4
+ROSTER_PATCH = "process_roster"
 
-def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
+
+def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
     """What the smoke tests are to prove about this server.
 
     Args:
         args: The API server's parsed arguments.
         config: vLLM's ``VllmConfig``.
+        port: The port that the server listens on.
         run_dir: The server's run directory.
     """
     model, cache, transfer = config.model_config, config.cache_config, config.kv_transfer_config
     return SmokePlan(
-        base_url=_base_url(args),
+        base_url=_base_url(args, port),
         secret=secrets.token_urlsafe(32),
         model=(args.served_model_name or [args.model])[0],
         runner=model.runner_type,
@@ -37,7 +42,8 @@ def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
         chunk_tokens=_chunk_tokens(run_dir),
         dp_ranks=local_dp_ranks(config.parallel_config),
         cache_dtype=cache.cache_dtype,
-        expected_roster=expected_roster(config),
+        expected_roster=expected_roster(config) if ROSTER_PATCH in selected(settings.get("SPLINT_PATCHES")) else (),
+        generated=min(GENERATED, model.get_diff_sampling_param().get("max_tokens") or GENERATED),
         level=settings.get("SPLINT_SMOKE"),
         timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
         logprobs_mode=model.logprobs_mode,
@@ -50,11 +56,11 @@ def make_plan(args: Any, config: Any, run_dir: Path) -> SmokePlan:
 _ALL_INTERFACES = (None, "", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
-def _base_url(args: Any) -> str:
+def _base_url(args: Any, port: int) -> str:
     scheme = "https" if args.ssl_certfile else "http"
     host = args.host if args.host not in _ALL_INTERFACES else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{host}:{args.port}{args.root_path or ''}"
+    return f"{scheme}://{host}:{port}{args.root_path or ''}"
 
 
 def _api_key(args: Any) -> str | None:

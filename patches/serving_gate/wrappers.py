@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from patches.framework import process, rundir, settings
+from patches.framework import rundir
 from patches.framework.errors import RunDirectoryError
 from patches.framework.records import Seam
 from patches.serving_gate.gate import Control, Gate
@@ -21,14 +21,14 @@ def serve_http(seam: Seam) -> Callable[..., Awaitable[Any]]:
     """Serve behind the gate. A server without an engine (render only) has nothing to prove and is left alone."""
 
     @wraps(seam.original)
-    async def gated(app: Any, *args: Any, **kwargs: Any) -> Any:
+    async def gated(app: Any, sock: Any, *args: Any, **kwargs: Any) -> Any:
         seam.count()
         if app.state.engine_client is None:
-            return await seam.original(app, *args, **kwargs)
-        opening = asyncio.create_task(_gate(app).run(), name="splint-opening")
+            return await seam.original(app, sock, *args, **kwargs)
+        opening = asyncio.create_task(_gate(app, sock).run(), name="splint-opening")
         stop = asyncio.create_task(_stop_on_error(opening, app))
         try:
-            return await seam.original(app, *args, **kwargs)
+            return await seam.original(app, sock, *args, **kwargs)
         finally:
             opening.cancel()
             stop.cancel()
@@ -36,7 +36,7 @@ def serve_http(seam: Seam) -> Callable[..., Awaitable[Any]]:
     return gated
 
 
-def _gate(app: Any) -> Opening:
+def _gate(app: Any, sock: Any) -> Opening:
     run_dir = rundir.current()
     if run_dir is None:
         raise RunDirectoryError(
@@ -46,13 +46,7 @@ def _gate(app: Any) -> Opening:
     # The application has started, so add_middleware is refused: stand around its whole stack instead.
     app.middleware_stack = gate
     add_routes(app, gate, run_dir)
-    return Opening(
-        gate,
-        app,
-        enforcing=process.start().enforcing,
-        level=settings.get("SPLINT_SMOKE"),
-        run_dir=run_dir,
-    )
+    return Opening(gate, app, sock, run_dir)
 
 
 def _controls(engine: Any) -> Mapping[str, Control]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.smoke.prompts import GENERATED, Shape, Tokens, shape
+from entrypoint.smoke.prompts import Shape, Tokens, shape
 from patches.serving_gate.plan import SmokePlan
 
 PLAN = SmokePlan(
@@ -35,7 +35,7 @@ def test_prompt_fits_the_context_and_fills_blocks_and_chunks(
 @given(st.sampled_from([1, 8, 16, 64, 128, 528]), st.sampled_from([None, 128, 256, 528]), st.integers(1, 5000))
 def test_generated_tokens_never_leave_the_context(block: int, chunk: int | None, length: int) -> None:
     found = shape(replace(PLAN, block_size=block, chunk_tokens=chunk, max_model_len=length))
-    assert found is None or found.cached + found.tail + GENERATED <= length
+    assert found is None or found.cached + found.tail + PLAN.generated <= length
 
 
 @given(st.integers(1, 300_000))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from entrypoint.smoke import chatting
 from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
 from entrypoint.smoke.checks.dp_ranks import NO_COUNTERS
-from entrypoint.smoke.prompts import GENERATED, shape
+from entrypoint.smoke.prompts import shape
 from entrypoint.smoke.scoring import Answer, Yardstick, distance
 from entrypoint.smoke.series import ByRank, Series
 
@@ -140,7 +140,7 @@ class _Comparison:
         differences = self.series.rescored(prompts, cold)
         self.evidence["decode"] = {str(rank): value for rank, value in differences.items()}
         for rank, difference in differences.items():
-            self._within(f"step {GENERATED} decoded on DP rank {rank}", difference, self.yardstick.tolerance)
+            self._within(f"the last decoded step on DP rank {rank}", difference, self.yardstick.tolerance)
 
     def _same(self, name: str, wanted: ByRank, found: ByRank, tolerance: float) -> None:
         differences = {rank: distance(wanted[rank], found[rank]) for rank in found}

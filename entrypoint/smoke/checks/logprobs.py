@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from entrypoint.smoke import chatting
 from entrypoint.smoke.ask import complete
 from entrypoint.smoke.check import Check, CheckFailedError, Context, Evidence
-from entrypoint.smoke.prompts import GENERATED, Tokens
+from entrypoint.smoke.prompts import Tokens
 
 if TYPE_CHECKING:
     from entrypoint.smoke.scoring import Answer
@@ -23,14 +23,15 @@ def _values(answer: Answer) -> list[float]:
 
 
 def run(context: Context) -> Evidence:
-    length = max(1, min(PROMPT_TOKENS, context.plan.max_model_len - GENERATED))
-    answer = complete(context.server, Tokens(context.plan.vocab_size).prompt(length), GENERATED)
+    generated = context.plan.generated
+    length = max(1, min(PROMPT_TOKENS, context.plan.max_model_len - generated))
+    answer = complete(context.server, Tokens(context.plan.vocab_size).prompt(length), generated)
     values = _values(answer)
     evidence = {"tokens": list(answer.tokens), "lowest": min(values, default=0.0), "highest": max(values, default=0.0)}
-    if len(answer.tokens) != GENERATED or not all(answer.top) or len(answer.top) != GENERATED:
+    if len(answer.tokens) != generated or not all(answer.top) or len(answer.top) != generated:
         raise CheckFailedError(
             f"{len(answer.tokens)} tokens with log-probabilities for {sum(map(bool, answer.top))}",
-            f"{GENERATED} of both",
+            f"{generated} of both",
             "Look for errors in the engine's log.",
             evidence,
         )
