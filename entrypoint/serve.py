@@ -93,6 +93,8 @@ def _check_port(arguments: Arguments) -> None:
     """
     if arguments.has("--headless") or arguments.has("--uds"):
         return
+    if arguments.has("--config") and not arguments.has("--port"):
+        return
     host, port = arguments.value("--host") or "", _port(arguments)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

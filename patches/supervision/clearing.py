@@ -54,8 +54,10 @@ def _wait_for(living: Callable[[], list[int]], reap: Callable[[], None], seconds
     """Whether no process that ``living`` names is left within ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
+        gone = not living()
+        # After the look: who ended just before it must not be left to init as a zombie.
         reap()
-        if not living():
+        if gone:
             return True
         if time.monotonic() >= deadline:
             return False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.ends import abandoned_segments
 from support.servers import (
     ENGINE_FLAGS,
     Server,
@@ -57,6 +59,17 @@ def serve(build: Serve) -> Iterator[Serve]:
             return server
 
         yield serve
+
+
+@pytest.fixture
+def shared_memory_left_as_found() -> Iterator[None]:
+    """No shared-memory segment outlives its server; other servers of the machine may be making and dropping theirs."""
+    before = abandoned_segments()
+    yield
+    deadline = time.monotonic() + 5
+    while (left := abandoned_segments() - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == set()
 
 
 @pytest.fixture(scope="session")

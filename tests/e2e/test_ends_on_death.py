@@ -11,24 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ends import abandoned_segments
 from support.servers import Server
 
 from patches.framework import rundir
 from patches.supervision.members import read_object
 
+pytestmark = pytest.mark.usefixtures("shared_memory_left_as_found")
+
 Build = Callable[..., Server]
 LONGEST_S = 10.0
 VLLM_SERVE = (str(Path(sys.executable).with_name("vllm")), "serve")
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-
-
-@pytest.fixture(autouse=True)
-def shared_memory_left_as_found() -> Iterator[None]:
-    """No shared-memory segment outlives its server."""
-    before = abandoned_segments()
-    yield
-    assert abandoned_segments() - before == set()
 
 
 @pytest.fixture

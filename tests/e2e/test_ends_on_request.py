@@ -11,10 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.ends import abandoned_segments
 from support.servers import Server
 
 from patches.framework import rundir
+
+pytestmark = pytest.mark.usefixtures("shared_memory_left_as_found")
 
 Build = Callable[..., Server]
 LONGEST_S = 10.0
@@ -24,14 +25,6 @@ FORMS = {
     "api_server": ("-m", "vllm.entrypoints.openai.api_server"),
     "splint serve": ("-m", "entrypoint.cli", "serve"),
 }
-
-
-@pytest.fixture(autouse=True)
-def shared_memory_left_as_found() -> Iterator[None]:
-    """No shared-memory segment outlives its server."""
-    before = abandoned_segments()
-    yield
-    assert abandoned_segments() - before == set()
 
 
 @pytest.fixture

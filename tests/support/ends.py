@@ -11,9 +11,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def abandoned_segments() -> set[str]:
     """Shared-memory segments that no living process maps: other servers of this machine may be at work."""
-    present = {str(path) for path in SHARED_MEMORY.iterdir()}
+    before = _present()
     held = {segment for maps in Path("/proc").glob("[0-9]*/maps") for segment in _mapped(maps)}
-    return present - held
+    return (before & _present()) - held
+
+
+def _present() -> set[str]:
+    return {str(path) for path in SHARED_MEMORY.iterdir()}
 
 
 def _mapped(maps: Path) -> set[str]:
