@@ -10,7 +10,7 @@ from patches.framework.errors import EXIT_REFUSED, EXIT_SMOKE_FAILED
 
 __all__ = ["Course", "End", "Outcome", "Patience", "exit_code", "patience"]
 
-TEARDOWN_S = 6.5
+TEARDOWN_S = 6.0
 _BY_SIGNAL = 128
 
 
