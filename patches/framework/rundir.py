@@ -1,6 +1,6 @@
 """The run directory: where the processes of one server leave word for each other.
 
-Layout, all files written whole (temporary name, fsync, rename)::
+Layout, all files written whole (temporary name, then rename; they need not survive the machine, so no fsync)::
 
     roster/<pid>.json      one attestation a process
     roster/<pid>.calls     its call counters, one unsigned 64-bit integer a seam, live
@@ -81,8 +81,6 @@ def write_json(path: Path, data: Any) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(data, file)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
