@@ -1,14 +1,16 @@
-"""Bad input ends in seconds, before anything heavy starts, with what was found, what was wanted and what to do."""
+"""Bad input ends in seconds, before anything heavy starts, with what was found, what was wanted and what to do.
+
+LMCache servers that do not suit are in ``test_lmcache_server_death.py``.
+"""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from support.servers import Server, connector_config, free_port, lmcache_server, running
+from support.servers import Server, running
 
 VLLM_SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 
@@ -47,30 +49,3 @@ def test_a_port_in_use(build: Callable[..., Server]) -> None:
     assert code == 78
     assert str(server.port) in text
     assert "Traceback" not in text
-
-
-def test_no_lmcache_server(build: Callable[..., Server]) -> None:
-    port = free_port()
-    code, text = ended(build("--kv-transfer-config", connector_config(port)), within_s=120)
-    assert code == 78
-    assert f"no LMCache server answered at tcp://127.0.0.1:{port} within 10 s" in text
-    assert "lmcache server" in text.rpartition("Start the server with")[2]
-
-
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [
-        (("--chunk-size", "128"), "answers, but not to the registration of this engine's KV cache"),
-        (("--chunk-size", "192", "--supported-transfer-mode", "auto"), "has chunk size 192"),
-    ],
-    ids=["wrong transfer mode", "chunk size no multiple"],
-)
-def test_an_lmcache_server_that_does_not_suit(
-    build: Callable[..., Server], tmp_path: Path, flags: tuple[str, ...], found: str
-) -> None:
-    """Stock hangs for 300 s in the first case."""
-    with lmcache_server(tmp_path / "lmcache.log", flags=flags) as cache:
-        code, text = ended(build("--kv-transfer-config", connector_config(cache.port)), within_s=120)
-    assert code == 78
-    assert found in text
-    assert "--supported-transfer-mode auto" in text.rpartition("splint:")[2] + text
