@@ -17,6 +17,7 @@ FORMS = {
     "vllm serve": ((VLLM, "serve"), ("--api-server-count", "1")),
     "vllm serve, several API servers": ((VLLM, "serve"), ("--api-server-count", "2")),
     "api_server module": (("-m", "vllm.entrypoints.openai.api_server"), ()),
+    "called by another program": (("-c", "from vllm.entrypoints.cli.main import main; main()", "serve"), ()),
 }
 PATHS = ("/health", "/v1/models", "/metrics", "/docs", "/readyz", "/startupz", "/splint/report", "/nowhere")
 
