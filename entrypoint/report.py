@@ -12,8 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from patches.framework import roster, rundir
+from patches.framework import rundir
 from patches.framework.errors import SplintError
+from patches.framework.report import report as report_of
 
 __all__ = ["DEFAULT_URL", "fetch", "from_folder", "newest_folder", "render"]
 
@@ -49,7 +50,7 @@ def newest_folder() -> Path | None:
     if named is not None:
         return named if (named / rundir.PHASE).exists() else None
     phases = [path for base in {"/tmp", "/dev/shm", *_bases()} for path in Path(base).glob("splint-*/" + rundir.PHASE)]  # noqa: S108 - where the servers make their private folders
-    own = [path for path in phases if os.access(path, os.R_OK)]
+    own = [path for path in phases if path.stat().st_uid == os.geteuid()]
     return max(own, key=lambda path: path.stat().st_mtime).parent if own else None
 
 
@@ -61,13 +62,7 @@ def _bases() -> Iterator[str]:
 
 def from_folder(folder: Path) -> dict[str, Any]:
     """What a run directory tells of its server: works while the gate is closed and after the server has ended."""
-    return {
-        "schema": 1,
-        **(rundir.read_json(folder / rundir.PHASE) or {"phase": "unknown"}),
-        "processes": roster.load(folder),
-        "verdict": rundir.read_json(folder / rundir.VERDICT),
-        "run_dir": str(folder),
-    }
+    return {**report_of(folder), "run_dir": str(folder)}
 
 
 def _coloured(word: str) -> Text:

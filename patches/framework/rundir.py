@@ -8,6 +8,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     phase.json             {"phase": ..., "since": ..., "drain_s": ...}, by the first API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     verdict.json           what they found
+    open-<pid>             an API server besides the first has opened its gate
     supervisor.json        pid of the supervising parent
 
 Standard library only: it is imported at interpreter start.
@@ -23,7 +24,19 @@ from typing import Any
 
 from patches.framework.errors import RunDirectoryError
 
-__all__ = ["ENV", "PHASE", "REFUSED", "ROSTER", "SMOKE_PLAN", "VERDICT", "create", "current", "read_json", "write_json"]
+__all__ = [
+    "ENV",
+    "OPENED",
+    "PHASE",
+    "REFUSED",
+    "ROSTER",
+    "SMOKE_PLAN",
+    "VERDICT",
+    "create",
+    "current",
+    "read_json",
+    "write_json",
+]
 
 ENV = "SPLINT_RUN_DIR"
 ROSTER = "roster"
@@ -31,6 +44,7 @@ REFUSED = "refused"
 PHASE = "phase.json"
 SMOKE_PLAN = "smoke.json"
 VERDICT = "verdict.json"
+OPENED = "open-"
 
 
 _FALLBACKS = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made in there is private

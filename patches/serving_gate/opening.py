@@ -52,7 +52,7 @@ class Opening:
         if verdict.status == "failed" and self._enforcing:
             self._fail(verdict)
         else:
-            self._serve(verdict)
+            await self._serve(verdict)
 
     async def _listening(self) -> None:
         while not getattr(getattr(self._app.state, "server", None), "started", False):  # noqa: ASYNC110 - vLLM's own flag
@@ -105,12 +105,25 @@ class Opening:
             await asyncio.sleep(_POLL_S)
         return Verdict.from_json(data)
 
-    def _serve(self, verdict: Verdict) -> None:
-        self._gate.enter("serving")
+    async def _serve(self, verdict: Verdict) -> None:
         if self._first:
+            await self._others_open()
+        self._gate.enter("serving")
+        if not self._first:
+            (self._run_dir / f"{rundir.OPENED}{os.getpid()}").touch()
+        else:
             self._note("serving")
             passed = sum(check.status == "passed" for check in verdict.checks)
             _say(f"open for traffic: smoke tests {verdict.status}, {passed} checks passed in {verdict.seconds:.1f} s")
+
+    async def _others_open(self) -> None:
+        """The first API server opens last: a client that was let in once must not meet a closed gate afterwards."""
+        others = self._config.parallel_config._api_process_count - 1
+        deadline = asyncio.get_running_loop().time() + _GRACE_S
+        while len(list(self._run_dir.glob(f"{rundir.OPENED}*"))) < others:  # noqa: ASYNC110 - other processes
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(_POLL_S / 2)
 
     def _fail(self, verdict: Verdict) -> None:
         self._gate.enter("failed")

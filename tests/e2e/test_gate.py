@@ -55,6 +55,8 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(build: Calla
             assert (503, "smoke") in answers, f"{path}: {answers}"
         # The last round of questions may meet the gate as it opens; /health is asked first and must never be early.
         assert seen["/health"] == {(503, "smoke")}
+        again = [httpx.get(server.base_url + "/health").status_code for _ in range(40)]
+        assert set(again) == {200}, "an open gate does not close again, in no API server"
         check_serving(server)
         code, seconds = server.stop()
         print(f"{form}: SIGTERM while serving, code {code} after {seconds:.1f} s")

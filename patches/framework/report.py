@@ -1,0 +1,59 @@
+"""What a run directory tells of its server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import patches
+from patches.framework import roster, rundir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SCHEMA", "report"]
+
+SCHEMA = 1
+
+
+def report(run_dir: Path) -> dict[str, Any]:
+    """Everything that is known about a server's patches, processes and verdict. Linear in processes.
+
+    Works while the gate is closed, and after the server has ended where its run directory was kept.
+    """
+    processes = roster.load(run_dir)
+    return {
+        "schema": SCHEMA,
+        **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": "loading"}),
+        "version": patches.__version__,
+        "mode": processes[0]["mode"] if processes else None,
+        "libraries": processes[0]["libraries"] if processes else {},
+        "patches": [_patch(patch, processes) for patch in patches.catalogue()],
+        "processes": processes,
+        "verdict": rundir.read_json(run_dir / rundir.VERDICT),
+        "timings_ms": _timings(processes),
+    }
+
+
+def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:
+    """A patch's record, its states over the processes, and the calls that its seams took."""
+    states = [found for entry in processes for found in entry["patches"] if found["id"] == patch.id]
+    names = {target.name for target in patch.targets}
+    return {
+        "id": patch.id,
+        "purpose": patch.purpose,
+        "library": patch.library,
+        "releases": patch.releases,
+        "upstream": list(patch.upstream),
+        "retires": patch.retires,
+        "states": {found["state"]: found["reason"] for found in states},
+        "calls": sum(count for entry in processes for seam, count in entry["calls"].items() if seam in names),
+    }
+
+
+def _timings(processes: list[dict[str, Any]]) -> dict[str, float]:
+    """Start-up work of our own, summed over all processes, in milliseconds a phase."""
+    total: dict[str, float] = {}
+    for entry in processes:
+        for phase, spent in entry["timings_ms"].items():
+            total[phase] = round(total.get(phase, 0.0) + spent, 3)
+    return total
