@@ -8,7 +8,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     phase.json             {"phase": ..., "since": ..., "drain_s": ...}, by the first API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     verdict.json           what they found
-    open-<pid>             an API server besides the first has opened its gate
+    holds-<pid>            an API server besides the first holds its requests until all open together
     supervisor.json        pid of the supervising parent
 
 Standard library only: it is imported at interpreter start.
@@ -26,7 +26,7 @@ from patches.framework.errors import RunDirectoryError
 
 __all__ = [
     "ENV",
-    "OPENED",
+    "HOLDS",
     "PHASE",
     "REFUSED",
     "ROSTER",
@@ -44,7 +44,7 @@ REFUSED = "refused"
 PHASE = "phase.json"
 SMOKE_PLAN = "smoke.json"
 VERDICT = "verdict.json"
-OPENED = "open-"
+HOLDS = "holds-"
 
 
 _FALLBACKS = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made in there is private

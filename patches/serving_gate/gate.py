@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -40,16 +41,22 @@ class Gate:
         self.phase = "smoke"
         self._since = time()
         self._controls = controls
+        self._opened = asyncio.Event()
 
     def enter(self, phase: str) -> None:
-        """Go on to ``phase``; ``serving`` opens the gate, every other keeps it shut."""
+        """Go on to ``phase``: ``opening`` holds requests, ``serving`` opens the gate, every other keeps it shut."""
         self.phase = phase
         self._since = time()
         self.open = phase == "serving"
+        if self.open:
+            self._opened.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or say why not."""
         if self.open or scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif self.phase == "opening":
+            await self._opened.wait()
             await self.app(scope, receive, send)
         elif self._knows_secret(scope):
             await self._pass(scope, receive, send)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -106,23 +107,28 @@ class Opening:
         return Verdict.from_json(data)
 
     async def _serve(self, verdict: Verdict) -> None:
+        self._gate.enter("opening")
         if self._first:
-            await self._others_open()
-        self._gate.enter("serving")
-        if not self._first:
-            (self._run_dir / f"{rundir.OPENED}{os.getpid()}").touch()
-        else:
+            await self._until(self._others_hold)
             self._note("serving")
             passed = sum(check.status == "passed" for check in verdict.checks)
             _say(f"open for traffic: smoke tests {verdict.status}, {passed} checks passed in {verdict.seconds:.1f} s")
+        else:
+            (self._run_dir / f"{rundir.HOLDS}{os.getpid()}").touch()
+            await self._until(self._first_serves)
+        self._gate.enter("serving")
 
-    async def _others_open(self) -> None:
-        """The first API server opens last: a client that was let in once must not meet a closed gate afterwards."""
+    def _others_hold(self) -> bool:
+        """Whether every other API server holds its requests: only then may one of them be let in."""
         others = self._config.parallel_config._api_process_count - 1
+        return len(list(self._run_dir.glob(f"{rundir.HOLDS}*"))) >= others
+
+    def _first_serves(self) -> bool:
+        return (rundir.read_json(self._run_dir / rundir.PHASE) or {}).get("phase") == "serving"
+
+    async def _until(self, true: Callable[[], bool]) -> None:
         deadline = asyncio.get_running_loop().time() + _GRACE_S
-        while len(list(self._run_dir.glob(f"{rundir.OPENED}*"))) < others:  # noqa: ASYNC110 - other processes
-            if asyncio.get_running_loop().time() > deadline:
-                return
+        while not true() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - other processes' files
             await asyncio.sleep(_POLL_S / 2)
 
     def _fail(self, verdict: Verdict) -> None:

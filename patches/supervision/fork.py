@@ -72,7 +72,7 @@ def _claim(folder: Path) -> int:
 
 def _clear(folder: Path) -> None:
     left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, _STATE)]
-    left += list(folder.glob(f"{rundir.OPENED}*"))
+    left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     for path in left:
         path.unlink(missing_ok=True)
