@@ -120,7 +120,7 @@ class Opening:
 
     def _others_hold(self) -> bool:
         """Whether every other API server holds its requests: only then may one of them be let in."""
-        others = self._config.parallel_config._api_process_count - 1
+        others = int(self._config.parallel_config._api_process_count) - 1
         return len(list(self._run_dir.glob(f"{rundir.HOLDS}*"))) >= others
 
     def _first_serves(self) -> bool:
