@@ -88,7 +88,7 @@ def start() -> None:
 
     serving = supervision.is_serving_command(sys.orig_argv)
     if serving or _is_cache_server(sys.orig_argv):
-        _check_settings()
+        _check_command(sys.orig_argv)
     if serving:
         supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())
@@ -99,13 +99,19 @@ def _is_cache_server(argv: list[str]) -> bool:
     return "server" in argv and any("lmcache" in word for word in argv)
 
 
-def _check_settings() -> None:
-    """A server with a malformed setting ends before it begins, with one line instead of a traceback."""
-    from patches.framework.errors import EXIT_REFUSED, SettingError
+def _check_command(argv: list[str]) -> None:
+    """A server with a malformed setting, or out of the gate's reach, ends before it begins: one line, no traceback."""
+    from patches.framework.errors import EXIT_REFUSED, EnvironmentRefusedError, RefusedError
     from patches.framework.selection import check_settings
 
     try:
         check_settings()
-    except SettingError as error:
+        if "--grpc" in argv and os.environ.get("SPLINT_MODE") != "report":
+            raise EnvironmentRefusedError(
+                "--grpc answers requests on a port that the gate does not guard",
+                "a server that the patches reach whole",
+                "Remove it, or set SPLINT_MODE=off for stock vLLM.",
+            )
+    except RefusedError as error:
         print(f"splint: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)

@@ -33,6 +33,14 @@ def test_an_unknown_setting_names_the_nearest(build: Callable[..., Server], form
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("form", [VLLM_SERVE, ("-m", "entrypoint.cli", "serve")], ids=["vllm serve", "splint serve"])
+def test_what_the_gate_can_not_guard_is_refused(build: Callable[..., Server], form: tuple[str, ...]) -> None:
+    code, text = ended(build("--grpc", form=form), within_s=20)
+    assert code == 78
+    assert "--grpc answers requests on a port that the gate does not guard" in text
+    assert "Traceback" not in text
+
+
 def test_a_model_path_that_does_not_exist(build: Callable[..., Server]) -> None:
     code, text = ended(build(model_path="/no/such/model"), within_s=20)
     assert code == 78
