@@ -41,10 +41,14 @@ class Hits:
 
 @dataclass
 class Series:
-    """Asks the ranks of one server, all at once in each phase, so that a phase costs what one request costs."""
+    """Asks the ranks of one server, all at once in each phase, so that a phase costs what one request costs.
+
+    ``counted`` is False where the server publishes no engine counters: then answers are compared, hits not counted.
+    """
 
     context: Context
     shape: Shape
+    counted: bool = True
     tokens: Tokens = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,15 +78,20 @@ class Series:
         with ThreadPoolExecutor(min(len(jobs), MAX_PARALLEL)) as pool:
             return list(pool.map(lambda job: self._complete(*job), jobs))
 
-    def phase(self, prompts: Prompts) -> tuple[ByRank, Hits]:
-        """Send each rank its prompt and read what its caches did."""
+    def phase(self, prompts: Prompts) -> tuple[ByRank, Hits | None]:
+        """Send each rank its prompt and read what its caches did; None where the server does not count."""
+        if not self.counted:
+            return self._answers(prompts), None
         server = self.context.server
         before = server.counters()
-        answers = self._together(
-            [(rank, prompt, self.context.plan.generated, None) for rank, prompt in prompts.items()]
-        )
+        answers = self._answers(prompts)
         after = server.counters_once(lambda now: all(now.moved(before, REQUESTS, rank) for rank in prompts))
-        return dict(zip(prompts, answers, strict=True)), _hits(before, after, prompts)
+        return answers, _hits(before, after, prompts)
+
+    def _answers(self, prompts: Prompts) -> ByRank:
+        length = self.context.plan.generated
+        answers = self._together([(rank, prompt, length, None) for rank, prompt in prompts.items()])
+        return dict(zip(prompts, answers, strict=True))
 
     def yardstick(self, prompt: list[int], cold: Answer) -> Yardstick:
         """Repeat a cold run alone and in company, and replace the part of the prompt that caches hold.

@@ -322,10 +322,24 @@ def test_a_rank_that_another_one_answers_for_is_caught(run: Run, monkeypatch: py
     assert (result.status, "DP rank 1 counted 0 requests" in result.reason) == ("failed", True)
 
 
-def test_a_server_without_counters_is_not_called_proven(run: Run) -> None:
+@pytest.mark.usefixtures("no_waiting")
+def test_without_counters_answers_are_compared_all_the_same(run: Run) -> None:
     results = run(Engine(counts=False), "dp_ranks", "kv_series")
-    assert {result.status for result in results.values()} == {"skipped"}
-    assert all("--disable-log-stats" in result.reason for result in results.values())
+    assert (results["dp_ranks"].status, results["kv_series"].status) == ("skipped", "passed")
+    assert "--disable-log-stats" in results["dp_ranks"].reason
+    assert "--disable-log-stats" in results["kv_series"].evidence["hits"]
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("fault", ["prefix", "decode", "external"])
+def test_wrong_caches_are_caught_without_counters(run: Run, fault: str) -> None:
+    assert run(Engine(counts=False, wrong_on=fault), "kv_series")["kv_series"].status == "failed"
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.smoke.checks.kv_series.STORE_WAITS_S", (0.0, 1e-3))
+    monkeypatch.setattr("entrypoint.smoke.checks.kv_series.UNCOUNTED_WAIT_S", 1e-3)
 
 
 def test_a_battery_in_which_nothing_passed_has_failed() -> None:

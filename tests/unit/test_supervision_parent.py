@@ -415,7 +415,9 @@ def test_killed_supervisor_takes_the_server_with_it(stage: Stage) -> None:
 
 
 def test_other_signals_reach_the_main_process(stage: Stage) -> None:
-    play = stage("on(signal.SIGUSR1, lambda: say('usr1')); say('main'); rest()")
+    # The tests themselves may run under nohup.
+    listening = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+    play = stage("on(signal.SIGUSR1, lambda: say('usr1')); say('main'); rest()", before=listening)
     play.wait_for("main")
     play.send(signal.SIGUSR1)
     play.wait_for("usr1")

@@ -12,7 +12,7 @@ __all__ = ["CHECK", "NO_COUNTERS"]
 
 PROMPT_LENGTH = 5
 ROUNDS = 4
-NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be proven"
+NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be counted"
 
 
 def _took(context: Context, index: int, rank: int) -> dict[str, int]:
