@@ -112,6 +112,17 @@ def _check_command(argv: list[str]) -> None:
                 "a server that the patches reach whole",
                 "Remove it, or set SPLINT_MODE=off for stock vLLM.",
             )
+        _say_what_is_off()
     except RefusedError as error:
         print(f"splint: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)
+
+
+def _say_what_is_off() -> None:
+    from patches import PATCH_IDS
+    from patches.framework import settings
+    from patches.framework.selection import selected
+
+    off = [name for name in PATCH_IDS if name not in selected(settings.get("SPLINT_PATCHES"))]
+    if off:
+        print(f"splint: left out by SPLINT_PATCHES: {', '.join(off)}", file=sys.stderr, flush=True)
