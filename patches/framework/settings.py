@@ -62,8 +62,8 @@ SETTINGS = (
     Setting(
         "SPLINT_MODE",
         "enforce",
-        "enforce: refuse to start without every needed patch, and to serve unproven; report: apply what fits, say what does"
-        " not, serve all the same; off: stock vLLM and LMCache.",
+        "enforce: refuse to start without every needed patch, and to serve unproven; report: apply what fits, say what"
+        " does not, serve all the same; off: stock vLLM and LMCache.",
         choices=("enforce", "report", "off"),
     ),
     Setting(
