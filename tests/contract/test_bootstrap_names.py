@@ -19,12 +19,10 @@ def foreign(tmp_path: Path) -> Path:
 
 
 def run(foreign: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_", "PYTHONSAFE"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_"))}
     return subprocess.run(
         [sys.executable, *words],
-        env={**kept, "PYTHONPATH": str(foreign)}, capture_output=True, text=True, timeout=120, check=False,
+        env={**kept, "PYTHONPATH": str(foreign)}, cwd=foreign, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
