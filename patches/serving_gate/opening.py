@@ -20,6 +20,7 @@ from patches.serving_gate.metrics import publish
 from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
 from patches.serving_gate.planning import make_plan
 from patches.serving_gate.side_door import NOT_THE_PORT, needed, side_door
+from patches.supervision import SUPERVISOR_PID
 
 __all__ = ["Opening"]
 
@@ -140,7 +141,7 @@ class Opening:
             if check.status == "failed":
                 _say(f"smoke test {check.id} FAILED: {check.reason}")
         _say(f"not serving: the smoke tests failed; ending with exit code {EXIT_SMOKE_FAILED}")
-        if os.environ.get("SPLINT_SUPERVISOR_PID") is None:
+        if os.environ.get(SUPERVISOR_PID) is None:
             self._app.state.engine_client.shutdown(timeout=0)
             os._exit(EXIT_SMOKE_FAILED)
 

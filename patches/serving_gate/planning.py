@@ -14,7 +14,6 @@ from patches.serving_gate.plan import SmokePlan
 
 __all__ = ["make_plan"]
 
-GENERATED = 4
 ROSTER_PATCH = "process_roster"
 
 
@@ -27,6 +26,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         port: The port that the server listens on.
         run_dir: The server's run directory.
     """
+    usual = SmokePlan.generated
     model, cache, transfer = config.model_config, config.cache_config, config.kv_transfer_config
     return SmokePlan(
         base_url=_base_url(args, port),
@@ -43,7 +43,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         dp_ranks=local_dp_ranks(config.parallel_config),
         cache_dtype=cache.cache_dtype,
         expected_roster=expected_roster(config) if ROSTER_PATCH in selected(settings.get("SPLINT_PATCHES")) else (),
-        generated=min(GENERATED, model.get_diff_sampling_param().get("max_tokens") or GENERATED),
+        generated=min(usual, model.get_diff_sampling_param().get("max_tokens") or usual),
         level=settings.get("SPLINT_SMOKE"),
         timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
         logprobs_mode=model.logprobs_mode,
