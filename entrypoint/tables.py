@@ -44,7 +44,7 @@ class PatchRow:
             "library": patch.library,
             "releases": patch.releases,
             "roles": sorted(role.value for role in patch.roles),
-            "targets": [target.name for target in patch.targets],
+            "targets": [target.name for target in patch.targets_for(installed_version(patch.library))],
             "upstream": list(patch.upstream),
             "retires": patch.retires,
             "exercised_by": patch.exercised_by,
@@ -62,7 +62,7 @@ def _row(patch: Patch, *, on: bool) -> PatchRow:
     if in_range(version, patch.releases) is False:
         return PatchRow(patch, "retired", f"{patch.library} {version} is outside {patch.releases}")
     try:
-        fingerprints.check(tuple(name for target in patch.targets for name in target.reviewed_names))
+        fingerprints.check(patch.reviewed_names(version))
     except RefusedError as error:
         return PatchRow(patch, "refused", str(error))
     return PatchRow(patch, "ready if needed" if patch.condition else "ready")

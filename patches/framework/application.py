@@ -103,7 +103,7 @@ class Application:
         waiting: dict[str, list[tuple[PatchState, Target]]] = {}
         for state in self.states.values():
             if state.state is not State.OFF:
-                for target in state.patch.targets:
+                for target in state.patch.targets_for(installed_version(state.patch.library)):
                     waiting.setdefault(target.module, []).append((state, target))
         return waiting
 
@@ -188,13 +188,13 @@ def _check(state: PatchState) -> None:
     if reason is not None:
         state.settle(State.NOT_APPLICABLE, reason)
         return
-    version = installed_version(patch.library) or "unknown"
-    needed = in_range(version, patch.releases)
+    version = installed_version(patch.library)
+    needed = in_range(version or "unknown", patch.releases)
     if needed is False:
         state.settle(State.INERT, f"{patch.library} {version} is outside {patch.releases}: {patch.retires}")
         return
     with phase("fingerprints"):
-        fingerprints.check(tuple(name for target in patch.targets for name in target.reviewed_names))
+        fingerprints.check(patch.reviewed_names(version))
 
 
 def _condition(patch: Patch) -> str | None:

