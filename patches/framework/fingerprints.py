@@ -30,12 +30,12 @@ class Reviewed:
 
     Attributes:
         targets: ``module:qualname`` to {digest: releases}.
-        files: ``module`` to the digests of whole files in which all of its targets were reviewed.
+        files: ``module`` to {digest of the whole file: names in it that were reviewed}.
         decorated: targets that stand under a decorator in the source.
     """
 
     targets: dict[str, dict[str, tuple[str, ...]]]
-    files: dict[str, frozenset[str]]
+    files: dict[str, dict[str, frozenset[str]]]
     decorated: frozenset[str]
 
 
@@ -47,7 +47,7 @@ def _library(module: str) -> str:
 def reviewed(library: str) -> Reviewed:
     """The reviewed fingerprints of every release of ``library`` (``vllm`` or ``lmcache``)."""
     targets: dict[str, dict[str, tuple[str, ...]]] = {}
-    files: dict[str, set[str]] = {}
+    files: dict[str, dict[str, frozenset[str]]] = {}
     decorated: set[str] = set()
     for path in sorted(REVIEWED_FOLDER.glob(f"{library}-*.json")):
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -55,9 +55,11 @@ def reviewed(library: str) -> Reviewed:
             known = targets.setdefault(name, {})
             known[digest] = (*known.get(digest, ()), data["release"])
         for module, digest in data["files"].items():
-            files.setdefault(module, set()).add(digest)
+            names = frozenset(name for name in data["targets"] if name.partition(":")[0] == module)
+            whole = files.setdefault(module, {})
+            whole[digest] = whole.get(digest, frozenset()) | names
         decorated.update(data["decorated"])
-    return Reviewed(targets, {name: frozenset(digests) for name, digests in files.items()}, frozenset(decorated))
+    return Reviewed(targets, files, frozenset(decorated))
 
 
 def installed_source(module: str) -> Path:
@@ -150,7 +152,7 @@ def take(names: tuple[str, ...]) -> dict[str, Any]:
 def check(names: tuple[str, ...]) -> None:
     """Compare installed sources with the reviewed ones.
 
-    A file that was reviewed whole is recognised by its own digest; only a changed file is parsed.
+    A file in which all of the names were reviewed is recognised by its own digest; any other is parsed.
 
     Raises:
         FingerprintError: a source differs from every reviewed one; the message names the function and the releases.
@@ -162,8 +164,8 @@ def check(names: tuple[str, ...]) -> None:
     for module, wanted in by_module.items():
         known = reviewed(_library(module))
         content = installed_source(module).read_bytes()
-        all_known = all(name in known.targets for name in wanted)
-        if all_known and hashlib.sha256(content).hexdigest() in known.files.get(module, ()):
+        reviewed_here = known.files.get(module, {}).get(hashlib.sha256(content).hexdigest(), frozenset())
+        if reviewed_here.issuperset(wanted):
             continue
         taken = take(tuple(wanted))["targets"]
         for name in wanted:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import pytest
 
-from patches.framework import fingerprints
+from patches.framework import fingerprints, review
 from patches.framework.errors import FingerprintError, TargetMissingError
 
 NAME = "pretendlib.core:greet"
@@ -60,6 +61,38 @@ def test_a_target_that_nobody_reviewed_is_refused_even_in_a_reviewed_file(preten
     pretend.review("greet")
     with pytest.raises(FingerprintError, match=r"Shop\.price"):
         fingerprints.check(("pretendlib.core:Shop.price",))
+
+
+def test_what_another_release_reviewed_is_not_taken_for_reviewed_in_this_ones_file(pretend: Any) -> None:
+    pretend.review("greet", "Shop.price", release="1.0")
+    pretend.change("return len(item)", "return 2 * len(item)")
+    pretend.review("greet", release="1.1")
+    fingerprints.check((NAME,))
+    with pytest.raises(FingerprintError, match=r"Shop\.price"):
+        fingerprints.check((NAME, "pretendlib.core:Shop.price"))
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_writing_what_one_patch_stands_on_keeps_what_was_reviewed_for_the_others(
+    pretend: Any, patch: Any, target: Any, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    records = (patch(target("greet", "shout")), patch(target("Shop.price", "double"), patch_id="cheap"))
+    monkeypatch.setattr("patches.catalogue", lambda: records)
+    monkeypatch.setattr("patches.PATCH_IDS", ("loud", "cheap"))
+    monkeypatch.setattr("patches.framework.review.selected", lambda names: names)
+    names = ("pretendlib.core:Shop.price", NAME)
+    monkeypatch.setenv("SPLINT_PATCHES", "cheap")
+    review.write("pretendlib")
+    if changed:
+        pretend.change("return len(item)", "return 2 * len(item)")
+    monkeypatch.setenv("SPLINT_PATCHES", "loud")
+    data = json.loads(review.write("pretendlib").read_text())
+    assert tuple(sorted(data["targets"])) == names
+    assert ("pretendlib.core" in data["files"]) is not changed
+    fingerprints.check((NAME,))
+    if changed:
+        with pytest.raises(FingerprintError, match=r"Shop\.price"):
+            fingerprints.check(names)
 
 
 @pytest.mark.parametrize("name", ["pretendlib.core:nobody", "pretendlib.nowhere:greet", "nolibrary.core:greet"])
