@@ -5,26 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
 import patches
-from entrypoint.arguments import Arguments
-from patches.framework.errors import (
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    EnvironmentRefusedError,
-    RefusedError,
-    SplintError,
-)
+from patches.framework import reach
+from patches.framework.arguments import Arguments
+from patches.framework.errors import EXIT_REFUSED, EXIT_USAGE, RefusedError, SplintError
 from patches.framework.libraries import installed_version
 from patches.framework.selection import check_settings, selected
 from patches.framework.settings import get
 
 __all__ = ["UsageError", "banner", "check", "main", "prepare"]
 
-PLUGIN = "vllm_splint"
 DEFAULT_PORT = 8000
 
 Environ = MutableMapping[str, str]
@@ -32,45 +26,6 @@ Environ = MutableMapping[str, str]
 
 class UsageError(SplintError):
     """The command line names something that can't be."""
-
-
-def _is_on(value: str) -> bool:
-    return value.strip().lower() not in ("", "0", "false", "no", "off")
-
-
-def _switch(name: str, why: str) -> Callable[[Arguments, Environ], str | None]:
-    return lambda _, environ: f"{name}={environ[name]} {why}" if _is_on(environ.get(name, "")) else None
-
-
-def _flag(name: str, why: str) -> Callable[[Arguments, Environ], str | None]:
-    return lambda arguments, _: f"{name} {why}" if arguments.has(name) else None
-
-
-def _native(arguments: Arguments, environ: Environ) -> str | None:
-    del environ
-    on = _is_on(str(arguments.extra_config.get("use_native", "")))
-    return "use_native in --kv-transfer-config replaces LMCache's connector by a copy inside vLLM" if on else None
-
-
-# What takes part of a server out of the patches' reach: each names itself and why, or returns None.
-OUT_OF_REACH: tuple[Callable[[Arguments, Environ], str | None], ...] = (
-    _switch("VLLM_USE_RUST_FRONTEND", "answers requests in a process without Python, where no gate can stand"),
-    _switch("LMCACHE_USE_UPSTREAM_MP", "replaces LMCache's connector by an older copy inside vLLM"),
-    _flag("--grpc", "answers requests on a port that the gate does not guard"),
-    _native,
-)
-
-
-def _check_reach(arguments: Arguments, environ: Environ) -> None:
-    found = [reason for rule in OUT_OF_REACH if (reason := rule(arguments, environ))]
-    if not found:
-        return
-    error = EnvironmentRefusedError(
-        "; ".join(found), "a server that the patches reach whole", "Remove it, or set SPLINT_MODE=off for stock vLLM."
-    )
-    if environ.get("SPLINT_MODE") != "report":
-        raise error
-    _say(f"splint: {error}")
 
 
 def _check_model(arguments: Arguments) -> None:
@@ -92,8 +47,6 @@ def _check_port(arguments: Arguments) -> None:
         RefusedError: nobody could listen there.
     """
     if arguments.has("--headless") or arguments.has("--uds"):
-        return
-    if arguments.has("--config") and not arguments.has("--port"):
         return
     host, port = arguments.value("--host") or "", _port(arguments)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -121,21 +74,23 @@ def _port(arguments: Arguments) -> int:
 def check(arguments: Arguments, environ: Environ) -> None:
     """Refuse what would fail late or go unnoticed.
 
+    In report mode the start-up line of the new process says what is out of reach.
+
     Raises:
         UsageError: the command line can't be meant that way.
         SplintError: anything else that must be mended first.
     """
     check_settings()
-    _check_reach(arguments, environ)
+    if environ.get("SPLINT_MODE") != "report":
+        reach.check(arguments, environ)
     _check_model(arguments)
     _check_port(arguments)
 
 
 def prepare(environ: Environ) -> None:
     """Set what vLLM and LMCache need from their environment, where the operator has not set it."""
-    named = environ.get("VLLM_PLUGINS")
-    if named is not None and PLUGIN not in named.split(","):
-        environ["VLLM_PLUGINS"] = ",".join(filter(None, (named, PLUGIN)))
+    if reach.plugin_is_kept_out(environ):
+        environ["VLLM_PLUGINS"] = ",".join(filter(None, (environ["VLLM_PLUGINS"], reach.PLUGIN)))
     # Processes that share a cache must hash alike.
     environ.setdefault("PYTHONHASHSEED", "0")
 

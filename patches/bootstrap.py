@@ -87,8 +87,9 @@ def start() -> None:
     from patches import supervision
 
     serving = supervision.is_serving_command(sys.orig_argv)
-    if serving or _is_cache_server(sys.orig_argv):
-        _check_command(sys.orig_argv)
+    program, words = supervision.vllm_program(sys.orig_argv)
+    if program or _is_cache_server(sys.orig_argv):
+        _check_command(program, words, serving=serving)
     if serving:
         supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())
@@ -99,23 +100,40 @@ def _is_cache_server(argv: list[str]) -> bool:
     return "server" in argv and any("lmcache" in word for word in argv)
 
 
-def _check_command(argv: list[str]) -> None:
+def _check_command(program: str, words: list[str], *, serving: bool) -> None:
     """A server with a malformed setting, or out of the gate's reach, ends before it begins: one line, no traceback."""
-    from patches.framework.errors import EXIT_REFUSED, EnvironmentRefusedError, RefusedError
-    from patches.framework.selection import check_settings
+    from patches.framework.errors import EXIT_REFUSED, RefusedError
 
     try:
-        check_settings()
-        if "--grpc" in argv and os.environ.get("SPLINT_MODE") != "report":
-            raise EnvironmentRefusedError(
-                "--grpc answers requests on a port that the gate does not guard",
-                "a server that the patches reach whole",
-                "Remove it, or set SPLINT_MODE=off for stock vLLM.",
-            )
-        _say_what_is_off()
+        _check_reach(program, words, serving=serving)
+        if serving or not program:
+            _check_settings()
     except RefusedError as error:
         print(f"splint: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)
+
+
+def _check_reach(program: str, words: list[str], *, serving: bool) -> None:
+    from patches.framework import reach
+    from patches.framework.errors import EnvironmentRefusedError
+
+    try:
+        reach.check_command(program, words)
+        if serving:
+            from patches.framework.arguments import Arguments
+
+            reach.check(Arguments(words[1:] if words[:1] == ["serve"] else words), os.environ)
+    except EnvironmentRefusedError as error:
+        if os.environ.get("SPLINT_MODE") != "report":
+            raise
+        print(f"splint: {error}", file=sys.stderr, flush=True)
+
+
+def _check_settings() -> None:
+    from patches.framework.selection import check_settings
+
+    check_settings()
+    _say_what_is_off()
 
 
 def _say_what_is_off() -> None:

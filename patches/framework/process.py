@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import aliases, roster, rundir, settings, timing
+from patches.framework import aliases, reach, roster, rundir, settings, timing
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
@@ -23,11 +23,6 @@ from patches.framework.selection import check_settings
 
 __all__ = ["Process", "current", "leave_word", "start"]
 
-PLUGIN = "vllm_splint"
-_OUT_OF_REACH = {
-    "VLLM_USE_RUST_FRONTEND": "the Rust front end runs no Python, so neither gate nor roster reach it",
-    "LMCACHE_USE_UPSTREAM_MP": "vLLM's bundled LMCache adapter is not the one that was reviewed",
-}
 _process: Process | None = None
 
 
@@ -129,15 +124,12 @@ class Process:
         Raises:
             EnvironmentRefusedError: one is on.
         """
-        for name, reason in _OUT_OF_REACH.items():
-            if os.environ.get(name, "0") not in ("", "0"):
-                raise EnvironmentRefusedError(f"{name}={os.environ[name]}: {reason}", f"{name} unset", _STOCK)
-        named = os.environ.get("VLLM_PLUGINS")
-        if named is not None and PLUGIN not in named.split(","):
+        reach.check(None, os.environ)
+        if reach.plugin_is_kept_out(os.environ):
             raise EnvironmentRefusedError(
-                f"VLLM_PLUGINS={named!r} keeps the {PLUGIN} plugin from running",
-                f"{PLUGIN} in it",
-                f"Add {PLUGIN} to VLLM_PLUGINS, or unset it.",
+                f"VLLM_PLUGINS={os.environ['VLLM_PLUGINS']!r} keeps the {reach.PLUGIN} plugin from running",
+                f"{reach.PLUGIN} in it",
+                f"Add {reach.PLUGIN} to VLLM_PLUGINS, or unset it.",
             )
 
     def _check_places(self) -> None:
@@ -185,9 +177,6 @@ def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:
         content = {**identity, "pid": os.getpid(), "kind": type(error).__name__}
         content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
         rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
-
-
-_STOCK = "Unset it, or run stock with SPLINT_MODE=off."
 
 
 def current() -> Process | None:

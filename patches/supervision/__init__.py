@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise"]
+__all__ = ["SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise", "vllm_program"]
 
 SUPERVISOR_PID = "SPLINT_SUPERVISOR_PID"
 
@@ -22,6 +22,16 @@ def is_serving_command(argv: Sequence[str]) -> bool:
     from patches.supervision.command import is_serving
 
     return is_serving(argv)
+
+
+def vllm_program(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The vLLM module that ``argv`` runs (``vllm`` for its command) and its arguments; ``("", [])`` for any other."""
+    if not any("vllm" in argument for argument in argv):
+        return "", []
+    from patches.supervision.command import program
+
+    name, words = program(argv)
+    return (name, words) if name.partition(".")[0] == "vllm" else ("", [])
 
 
 def is_supervised(environ: Mapping[str, str], parent_pid: int) -> bool:

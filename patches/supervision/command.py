@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["drain_seconds", "is_headless", "is_serving", "is_ungated"]
+__all__ = ["drain_seconds", "is_headless", "is_serving", "is_ungated", "program"]
 
 _ENDS_OPTIONS = "cm"
 _TAKES_VALUE = "WX"
@@ -23,8 +23,13 @@ def is_serving(argv: Sequence[str]) -> bool:
     Knows ``vllm serve``, ``-m vllm.entrypoints.openai.api_server``, ``-m vllm.entrypoints.cli.main serve`` and the
     same two modules started by path, each after any options of the interpreter.
     """
-    program, arguments = _program(list(argv[1:]))
-    return program in _SERVERS or (program in _COMMANDS and arguments[:1] == ["serve"])
+    name, arguments = program(argv)
+    return name in _SERVERS or (name in _COMMANDS and arguments[:1] == ["serve"])
+
+
+def program(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The module that an interpreter started as ``argv`` runs (a script as what it stands for), and its arguments."""
+    return _program(list(argv[1:]))
 
 
 def is_headless(argv: Sequence[str]) -> bool:
@@ -54,7 +59,6 @@ def _seconds(text: str) -> float:
 
 
 def _program(arguments: list[str]) -> tuple[str, list[str]]:
-    """The module that the interpreter runs (a script as the module it stands for), and the program's arguments."""
     while arguments:
         option = arguments.pop(0)
         if option == "--":

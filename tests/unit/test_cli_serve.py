@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from entrypoint import serve
-from entrypoint.arguments import Arguments
+from patches.framework.arguments import Arguments
 from patches.framework.errors import EnvironmentRefusedError, RefusedError, SettingError
 
 
@@ -108,9 +108,8 @@ def test_a_switch_that_is_off_is_not_refused() -> None:
     serve.check(Arguments(["m", "--headless"]), {"VLLM_USE_RUST_FRONTEND": "0", "LMCACHE_USE_UPSTREAM_MP": ""})
 
 
-def test_report_mode_says_what_is_out_of_reach_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_mode_leaves_what_is_out_of_reach_to_the_new_process() -> None:
     serve.check(Arguments(["m", "--headless", "--grpc"]), {"SPLINT_MODE": "report"})
-    assert "--grpc" in capsys.readouterr().err
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
