@@ -83,9 +83,16 @@ def _head(report: dict[str, Any]) -> Text:
         f"mode {report['mode']}" if report.get("mode") else "",
         f"vllm-splint {report['version']}" if report.get("version") else "",
         *(f"{library} {version}" for library, version in libraries.items()),
+        _kv_cache(report.get("kv_cache") or {}),
         str(report.get("run_dir") or ""),
     ]
     return Text(" · ".join(filter(None, parts)), "bold")
+
+
+def _kv_cache(found: dict[str, Any]) -> str:
+    if not found.get("dtype"):
+        return ""
+    return f"KV cache {found['dtype']}" + (f" (SPLINT_KV_DTYPE={found['pinned']})" if found.get("pinned") else "")
 
 
 def _patches(report: dict[str, Any]) -> Iterator[RenderableType]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import patches
-from patches.framework import reach
+from patches.framework import kv_dtype, reach
 from patches.framework.arguments import Arguments
 from patches.framework.errors import EXIT_REFUSED, EXIT_USAGE, RefusedError, SplintError
 from patches.framework.libraries import installed_version
@@ -104,6 +104,11 @@ def _cache(arguments: Arguments) -> str:
     return f"{connector} at {host}:{port}" if host and port else str(connector)
 
 
+def _kv_dtype(arguments: Arguments, environ: Environ) -> str:
+    pinned = get(kv_dtype.SETTING, environ)
+    return f"{arguments.value(kv_dtype.FLAG) or 'auto'}{f' ({kv_dtype.SETTING}={pinned})' if pinned else ''}"
+
+
 def banner(arguments: Arguments, environ: Environ) -> str:
     """What is about to start, in one block."""
     chosen = selected(get("SPLINT_PATCHES", environ))
@@ -112,7 +117,7 @@ def banner(arguments: Arguments, environ: Environ) -> str:
         "mode": f"{get('SPLINT_MODE', environ)}, smoke tests {get('SPLINT_SMOKE', environ)}",
         "model": arguments.model or "vLLM's default",
         "parallel": ", ".join(arguments.parallel()) or "one engine",
-        "KV cache": f"{arguments.value('--kv-cache-dtype') or 'auto'}, connector {_cache(arguments)}",
+        "KV cache": f"{_kv_dtype(arguments, environ)}, connector {_cache(arguments)}",
         "run files": environ.get("SPLINT_RUN_DIR") or "a private folder for this server",
     }
     libraries = ", ".join(f"{library} {installed_version(library) or 'missing'}" for library in ("vllm", "lmcache"))
@@ -129,14 +134,22 @@ def _become_vllm(words: list[str], environ: Environ) -> NoReturn:
     os.execve(command[0], command, dict(environ))  # noqa: S606 - no shell is wanted
 
 
-def _ready(words: list[str], environ: Environ) -> None:
-    """Check and prepare, and say what starts; a request for help is vLLM's to answer."""
+def _ready(words: list[str], environ: Environ) -> list[str]:
+    """Check and prepare, say what starts, and return its words; a request for help is vLLM's to answer."""
     if any(word.partition("=")[0] in ("-h", "--help") for word in words):
-        return
+        return words
     arguments = Arguments(words)
     check(arguments, environ)
     prepare(environ)
-    _say(banner(arguments, environ))
+    obeying = _with(words, kv_dtype.words(arguments, environ))
+    _say(banner(Arguments(obeying), environ))
+    return obeying
+
+
+def _with(words: list[str], more: list[str]) -> list[str]:
+    """``more`` after the options in ``words``, before any ``--``."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], *more, *words[end:]]
 
 
 def main(words: list[str]) -> int:
@@ -146,7 +159,7 @@ def main(words: list[str]) -> int:
         _say(f"vllm-splint {patches.__version__} is off (SPLINT_MODE=off): this is stock vLLM")
     else:
         try:
-            _ready(words, environ)
+            words = _ready(words, environ)
         except SplintError as error:
             _say(f"splint serve: {error}")
             return EXIT_USAGE if isinstance(error, UsageError) else EXIT_REFUSED

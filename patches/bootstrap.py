@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from patches.framework.arguments import Arguments
+
 __all__ = ["start", "started"]
 
 LIBRARIES = ("vllm", "lmcache")
@@ -108,6 +110,8 @@ def _check_command(program: str, words: list[str], *, serving: bool) -> None:
         _check_reach(program, words, serving=serving)
         if serving or not program:
             _check_settings()
+        if serving:
+            _pin_kv_dtype(words)
     except RefusedError as error:
         print(f"splint: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)
@@ -120,13 +124,26 @@ def _check_reach(program: str, words: list[str], *, serving: bool) -> None:
     try:
         reach.check_command(program, words)
         if serving:
-            from patches.framework.arguments import Arguments
-
-            reach.check(Arguments(words[1:] if words[:1] == ["serve"] else words), os.environ)
+            reach.check(_arguments(words), os.environ)
     except EnvironmentRefusedError as error:
         if os.environ.get("SPLINT_MODE") != "report":
             raise
         print(f"splint: {error}", file=sys.stderr, flush=True)
+
+
+def _arguments(words: list[str]) -> Arguments:
+    from patches.framework.arguments import Arguments
+
+    return Arguments(words[1:] if words[:1] == ["serve"] else words)
+
+
+def _pin_kv_dtype(words: list[str]) -> None:
+    """Add to the command line, which vLLM has not read yet, what ``SPLINT_KV_DTYPE`` asks for."""
+    if os.environ.get("SPLINT_KV_DTYPE"):
+        from patches.framework import kv_dtype
+
+        end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+        sys.argv[end:end] = kv_dtype.words(_arguments(words), os.environ)
 
 
 def _check_settings() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import aliases, reach, roster, rundir, settings, timing
+from patches.framework import aliases, kv_dtype, reach, roster, rundir, settings, timing
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
@@ -65,6 +65,19 @@ class Process:
             return
         with self._lock, timing.phase("roster"):
             rundir.write_json(self._file(run_dir), self.attestation())
+
+    def take_config(self, vllm_config: Any) -> None:
+        """Note what the engine core's configuration says of the KV cache, and check what the operator pinned of it.
+
+        Raises:
+            SettingError: in enforce mode, where the KV dtype is not the pinned one.
+        """
+        pinned = settings.get(kv_dtype.SETTING)
+        self.note(kv_cache_dtype=kv_dtype.said(vllm_config), **({"kv_cache_dtype_pinned": pinned} if pinned else {}))
+        try:
+            kv_dtype.check_engine(vllm_config, os.environ)
+        except RefusedError as error:
+            self.refuse(error)
 
     def note(self, **facts: Any) -> None:
         """Add facts that others need to know about this process (JSON values) to its attestation."""

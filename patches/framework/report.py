@@ -27,11 +27,19 @@ def report(run_dir: Path) -> dict[str, Any]:
         "version": patches.__version__,
         "mode": processes[0]["mode"] if processes else None,
         "libraries": processes[0]["libraries"] if processes else {},
+        "kv_cache": _kv_cache(processes),
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
         "verdict": rundir.read_json(run_dir / rundir.VERDICT),
         "timings_ms": _timings(processes),
     }
+
+
+def _kv_cache(processes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The engine's KV dtype, and ``SPLINT_KV_DTYPE`` where that pinned it; empty until an engine core has started."""
+    facts = next((entry["facts"] for entry in processes if "kv_cache_dtype" in entry["facts"]), {})
+    names = {"kv_cache_dtype": "dtype", "kv_cache_dtype_pinned": "pinned"}
+    return {name: facts[fact] for fact, name in names.items() if fact in facts}
 
 
 def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _kv_dtype(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9_]*", text):
+        raise ValueError("model, auto, or a name that --kv-cache-dtype takes")
+    return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -77,6 +83,13 @@ SETTINGS = (
         choices=("full", "quick", "off"),
     ),
     Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
+    Setting(
+        "SPLINT_KV_DTYPE",
+        "",
+        "First aid: pins the KV cache's dtype. A name that --kv-cache-dtype takes, auto (what the checkpoint declares,"
+        " else the model's dtype), or model (the model's own dtype, never quantised); a different flag is refused.",
+        _kv_dtype,
+    ),
     Setting(
         "SPLINT_LMCACHE_START_TIMEOUT_S",
         "10",

@@ -39,8 +39,9 @@ def launcher(seam: Seam) -> Callable[..., Any]:
 def run_engine_core(seam: Seam) -> Callable[..., Any]:
     """Engine core of one data-parallel rank."""
 
-    def note(*_args: Any, dp_rank: int = 0, **_kwargs: Any) -> None:
+    def note(*_args: Any, vllm_config: Any, dp_rank: int = 0, **_kwargs: Any) -> None:
         process.start().take_role(Role.ENGINE_CORE, dp_rank=dp_rank)
+        process.start().take_config(vllm_config)
 
     return _noting(seam, note)
 

@@ -16,7 +16,7 @@ from patches.framework.errors import EnvironmentRefusedError, RefusedError, Sett
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPLINT_MODE", "SPLINT_PATCHES", "SPLINT_SMOKE", "SPLINT_RUN_DIR", "VLLM_PLUGINS"):
+    for name in ("SPLINT_MODE", "SPLINT_PATCHES", "SPLINT_SMOKE", "SPLINT_RUN_DIR", "SPLINT_KV_DTYPE", "VLLM_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -149,6 +149,22 @@ def test_the_banner_names_what_starts(became: list[Any], capsys: pytest.CaptureF
     for text in ("vllm-splint ", "enforce", "some/model", "-dp 2", "C at h:5", "process_roster"):
         assert text in banner
     assert len(became) == 1
+
+
+def test_a_pinned_kv_dtype_is_given_to_vllm_and_said(
+    became: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLINT_KV_DTYPE", "fp8_e5m2")
+    serve.main(["m", "--headless", "--", "x"])
+    [(command, _)] = became
+    assert command[3:] == ["serve", "m", "--headless", "--kv-cache-dtype", "fp8_e5m2", "--", "x"]
+    assert "fp8_e5m2 (SPLINT_KV_DTYPE=fp8_e5m2)" in capsys.readouterr().err
+
+
+def test_a_kv_dtype_beside_another_pinned_one_is_refused(became: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLINT_KV_DTYPE", "fp8_e5m2")
+    assert serve.main(["m", "--headless", "--kv-cache-dtype", "auto"]) == 78
+    assert became == []
 
 
 def test_off_is_stock_with_one_line_and_no_checks(
