@@ -21,6 +21,7 @@ PATCH_IDS = (
     "serving_gate",
     "cpu_amx_permission",
     "cpu_expert_parallel",
+    "moriio_dp_rank",
     "lmcache_availability",
     "kv_load_recompute",
     "lmcache_unfinished_store",

@@ -21,7 +21,7 @@ from patches.framework.libraries import DISTRIBUTIONS, installed_version
 from patches.framework.records import Role
 from patches.framework.selection import check_settings
 
-__all__ = ["Process", "current", "leave_word", "start"]
+__all__ = ["Process", "current", "leave_word", "refuse", "start"]
 
 _process: Process | None = None
 
@@ -195,6 +195,17 @@ def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:
 def current() -> Process | None:
     """The process's state, or None where the start-up hooks did not run."""
     return _process
+
+
+def refuse(error: RefusedError) -> None:
+    """Refuse to serve from inside a wrapper; returns where the mode only reports.
+
+    Raises:
+        RefusedError: ``error``, where the mode enforces or the start-up hooks did not run.
+    """
+    if _process is None:
+        raise error
+    _process.refuse(error)
 
 
 def start() -> Process:

