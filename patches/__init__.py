@@ -25,6 +25,8 @@ PATCH_IDS = (
     "lmcache_availability",
     "kv_load_recompute",
     "lmcache_unfinished_store",
+    "mla_kv_spec",
+    "turboquant_kv_spec",
 )
 
 

@@ -57,8 +57,8 @@ def companions() -> list[Path]:
         LookupError: one is not in the lock file.
         subprocess.CalledProcessError: it could not be fetched, or its hash differs.
     """
-    locked = [line.split(" ", 1)[0] for line in LOCK.read_text().splitlines()]
-    return [_unpacked(name, _unpack) for name in locked if name.partition("==")[0] in COMPANIONS]
+    names = [line.split(" ", 1)[0] for line in LOCK.read_text().splitlines()]
+    return [_unpacked(name, _unpack) for name in names if name.partition("==")[0] in COMPANIONS]
 
 
 def _unpacked(requirement: str, unpack: Callable[[Path, Path], None]) -> Path:
