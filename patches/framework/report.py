@@ -37,7 +37,7 @@ def report(run_dir: Path) -> dict[str, Any]:
 
 def _kv_cache(processes: list[dict[str, Any]]) -> dict[str, Any]:
     """The engine's KV dtype, and ``SPLINT_KV_DTYPE`` where that pinned it; empty until an engine core has started."""
-    facts = next((entry["facts"] for entry in processes if "kv_cache_dtype" in entry["facts"]), {})
+    facts: dict[str, Any] = next((entry["facts"] for entry in processes if "kv_cache_dtype" in entry["facts"]), {})
     names = {"kv_cache_dtype": "dtype", "kv_cache_dtype_pinned": "pinned"}
     return {name: facts[fact] for fact, name in names.items() if fact in facts}
 
