@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import NoReturn
 
 import patches
+from entrypoint.preflight import runner
+from entrypoint.preflight.checks import CHECKS
+from entrypoint.preflight.checks.port import LAST_PORT
+from entrypoint.preflight.subject import Subject
 from patches.framework import kv_dtype, reach
 from patches.framework.arguments import Arguments
 from patches.framework.errors import EXIT_REFUSED, EXIT_USAGE, RefusedError, SplintError
@@ -19,7 +23,6 @@ from patches.framework.settings import get
 
 __all__ = ["UsageError", "banner", "check", "main", "prepare"]
 
-DEFAULT_PORT = 8000
 
 Environ = MutableMapping[str, str]
 
@@ -40,35 +43,9 @@ def _check_model(arguments: Arguments) -> None:
 
 
 def _check_port(arguments: Arguments) -> None:
-    """Find out now what vLLM would find out after it has loaded the model, or never: it sets ``SO_REUSEPORT``.
-
-    Raises:
-        UsageError: the port is not a number.
-        RefusedError: nobody could listen there.
-    """
-    if arguments.has("--headless") or arguments.has("--uds"):
-        return
-    host, port = arguments.value("--host") or "", _port(arguments)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RefusedError(
-                f"port {port} of {host or 'all addresses'}: {error.strerror or error}",
-                "an address and port that this server may listen on",
-                "Stop what listens there, or choose another one with --host and --port.",
-            ) from error
-
-
-def _port(arguments: Arguments) -> int:
     text = arguments.value("--port")
-    if text is None:
-        return DEFAULT_PORT
-    if not text.isdecimal() or int(text) > 65535:  # noqa: PLR2004 - the last port there is
-        raise UsageError(f"--port {text!r}", "a number from 0 to 65535", "Correct it.")
-    return int(text)
+    if text is not None and (not text.isdecimal() or int(text) > LAST_PORT):
+        raise UsageError(f"--port {text!r}", f"a number from 0 to {LAST_PORT}", "Correct it.")
 
 
 def check(arguments: Arguments, environ: Environ) -> None:
@@ -85,6 +62,23 @@ def check(arguments: Arguments, environ: Environ) -> None:
         reach.check(arguments, environ)
     _check_model(arguments)
     _check_port(arguments)
+
+
+def _preflight(arguments: Arguments, environ: Environ) -> str:
+    """Run the preflight, say its warnings, and return its summary.
+
+    Raises:
+        RefusedError: a check failed, in enforce mode.
+    """
+    start = time.monotonic()
+    results = list(runner.run(Subject(arguments, environ), runner.chosen(CHECKS, environ)))
+    error = runner.refusal(results)
+    if error is not None and environ.get("SPLINT_MODE") != "report":
+        raise error
+    for result in results:
+        if result.status in ("failed", "warned"):
+            _say(f"splint: preflight: {result.id}: {result.reason}")
+    return runner.summary(results, time.monotonic() - start)
 
 
 def prepare(environ: Environ) -> None:
@@ -142,7 +136,8 @@ def _ready(words: list[str], environ: Environ) -> list[str]:
     check(arguments, environ)
     prepare(environ)
     obeying = _with(words, kv_dtype.words(arguments, environ))
-    _say(banner(Arguments(obeying), environ))
+    preflight = _preflight(Arguments(obeying), environ)
+    _say(f"{banner(Arguments(obeying), environ)}\n  preflight {preflight}")
     return obeying
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
@@ -10,14 +9,15 @@ from datetime import datetime, timezone
 import httpx
 import openai
 
-from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
+from entrypoint.checking import CheckFailedError, DoesNotApplyError, InTime, Outcome, late
+from entrypoint.smoke.check import Check, Context
 from patches.serving_gate.plan import CheckResult, Verdict
 
 __all__ = ["run"]
 
 MIN_SHARE_S = 5.0
 
-_BROKEN = "found a fault in the check itself; wanted a result. Report the traceback in the log."
+_SLOW = "Look for a stalled engine in the log, or raise SPLINT_SMOKE_TIMEOUT_S where the hardware is that slow."
 
 Report = Callable[[CheckResult], None]
 
@@ -53,30 +53,11 @@ def _result(check: Check, context: Context, deadline: float) -> CheckResult:
     if reason is not None:
         return CheckResult(check.id, check.proves, "skipped", 0.0, reason)
     limit = min(max(check.share * context.plan.timeout_s, MIN_SHARE_S), deadline - start)
-    status, reason, evidence = _bounded(check, context, limit)
-    return CheckResult(check.id, check.proves, status, round(time.monotonic() - start, 3), reason, evidence)
-
-
-Outcome = tuple[str, str, Evidence]
-
-
-def _bounded(check: Check, context: Context, limit: float) -> Outcome:
-    """Run ``check`` in a thread of its own: one that hangs can't be stopped, but it can be left behind."""
-    outcome: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcome.append(_outcome(check, context)), name=check.id, daemon=True)
     if limit > 0:
-        thread.start()
-        thread.join(limit)
-    if outcome:
-        return outcome[0]
-    return "failed", _late(max(limit, 0.0)) if thread.is_alive() or limit <= 0 else _BROKEN, {}
-
-
-def _late(limit: float) -> str:
-    return (
-        f"found no result after {limit:.1f} s; wanted one in that time. "
-        "Look for a stalled engine in the log, or raise SPLINT_SMOKE_TIMEOUT_S where the hardware is that slow."
-    )
+        status, reason, evidence = InTime(check.id, lambda: _outcome(check, context)).outcome(limit, _SLOW)
+    else:
+        status, reason, evidence = "failed", late(0.0, _SLOW), {}
+    return CheckResult(check.id, check.proves, status, round(time.monotonic() - start, 3), reason, evidence)
 
 
 def _outcome(check: Check, context: Context) -> Outcome:

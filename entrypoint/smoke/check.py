@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from entrypoint.checking import CheckFailedError, DoesNotApplyError, Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,27 +14,7 @@ if TYPE_CHECKING:
     from entrypoint.smoke.server import Server
     from patches.serving_gate.plan import SmokePlan
 
-__all__ = ["Check", "CheckFailedError", "Context", "DoesNotApplyError", "always"]
-
-Evidence = dict[str, Any]
-
-
-class CheckFailedError(Exception):
-    """The server does not do what a check wants: what was found, what was wanted, what to do.
-
-    ``evidence`` goes into the verdict beside the message.
-    """
-
-    def __init__(self, found: str, wanted: str, hint: str, evidence: Evidence | None = None) -> None:
-        self.found = found
-        self.wanted = wanted
-        self.hint = hint
-        self.evidence = evidence or {}
-        super().__init__(f"found {found}; wanted {wanted}. {hint}")
-
-
-class DoesNotApplyError(Exception):
-    """A check learnt from the server that it has nothing to test; the message is the reason."""
+__all__ = ["Check", "CheckFailedError", "Context", "DoesNotApplyError", "Evidence", "always"]
 
 
 @dataclass

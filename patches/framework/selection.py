@@ -9,21 +9,23 @@ from patches.framework.errors import SettingError
 __all__ = ["check_settings", "selected"]
 
 
-def selected(names: tuple[str, ...], known: tuple[str, ...] = patches.PATCH_IDS) -> tuple[str, ...]:
-    """The patch ids that ``names`` pick: ``all``, ``none``, some, or all but some (each with a leading ``-``).
+def selected(
+    names: tuple[str, ...], known: tuple[str, ...] = patches.PATCH_IDS, setting: str = "SPLINT_PATCHES"
+) -> tuple[str, ...]:
+    """Those of ``known`` that ``names`` pick: ``all``, ``none``, some, or all but some (each with a leading ``-``).
 
     Raises:
-        SettingError: a name is no patch, or names to keep and names to drop are mixed.
+        SettingError: a name is unknown, or names to keep and names to drop are mixed.
     """
-    if names == ("all",):
+    if names in (("all",), ("on",)):
         return known
-    if names == ("none",):
+    if names in (("none",), ("off",)):
         return ()
     dropped = tuple(name[1:] for name in names if name.startswith("-"))
     kept = tuple(name for name in names if not name.startswith("-"))
     unknown = sorted({*dropped, *kept} - set(known))
     if unknown or (dropped and kept):
-        found = f"SPLINT_PATCHES names {', '.join(unknown)}" if unknown else "SPLINT_PATCHES mixes names and -names"
+        found = f"{setting} names {', '.join(unknown)}" if unknown else f"{setting} mixes names and -names"
         raise SettingError(found, f"all, none, or some of {', '.join(known)} (or each with a leading -)", "Correct it.")
     return kept or tuple(name for name in known if name not in dropped)
 

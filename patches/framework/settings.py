@@ -84,6 +84,12 @@ SETTINGS = (
     ),
     Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
     Setting(
+        "SPLINT_PREFLIGHT",
+        "on",
+        "Checks of splint serve before vLLM starts: on, off, a comma-separated list, or all but some (-a,-b).",
+        _names,
+    ),
+    Setting(
         "SPLINT_KV_DTYPE",
         "",
         "First aid: pins the KV cache's dtype. A name that --kv-cache-dtype takes, auto (what the checkpoint declares,"
