@@ -22,6 +22,7 @@ PATCH_IDS = (
     "cpu_amx_permission",
     "cpu_expert_parallel",
     "moriio_dp_rank",
+    "startup_plan_rank",
     "lmcache_availability",
     "kv_load_recompute",
     "lmcache_unfinished_store",
