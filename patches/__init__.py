@@ -28,6 +28,8 @@ PATCH_IDS = (
     "lmcache_unfinished_store",
     "mla_kv_spec",
     "turboquant_kv_spec",
+    "profile_routing",
+    "dummy_token_routing",
 )
 
 
