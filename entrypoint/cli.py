@@ -76,6 +76,43 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(serving.main(context.args))
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+def doctor(context: typer.Context) -> None:
+    """Examine a server before it starts: every argument but --json is one of `vllm serve`. Exit code 0 or 78."""
+    raise typer.Exit(_doctor(context.args))
+
+
+_DOCTOR_HELP = """Usage: splint doctor [--json] [arguments of vllm serve]
+
+Runs the preflight, reads the configuration as vLLM would, and says what is wrong, why it matters and what to change.
+Nothing is started, no model is loaded. Exit code 0, or 78 where something speaks against a start.
+"""
+
+
+def _doctor(words: list[str]) -> int:
+    if words in (["--help"], ["-h"]):
+        print(_DOCTOR_HELP, end="")
+        return 0
+    from entrypoint.doctor.examine import examine
+    from patches.framework.errors import EXIT_REFUSED
+
+    as_json = "--json" in words
+    found = examine([word for word in words if word != "--json"], dict(os.environ), _whisper)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        from entrypoint.doctor.render import render
+
+        _console().print(render(found))
+    return 0 if found.healthy else EXIT_REFUSED
+
+
+def _whisper(text: str) -> None:
+    """For people only: whoever pipes the output wants nothing else in it."""
+    if sys.stderr.isatty():
+        print(f"splint doctor: {text}", file=sys.stderr, flush=True)
+
+
 @app.command("patches")
 def show_patches(as_json: Json = False) -> None:
     """List the patches and their state on the installed releases."""
@@ -167,6 +204,9 @@ def main() -> None:
         # Not through typer: it would take "--" and abbreviations for its own.
         sys.exit(serving.main(sys.argv[2:]))
     try:
+        if sys.argv[1:2] == ["doctor"]:
+            _check_settings()
+            _leave(_doctor(sys.argv[2:]))
         app()
     except SplintError as error:
         print(f"splint: {error}", file=sys.stderr)

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import NoReturn
 
 import patches
@@ -16,7 +15,7 @@ from entrypoint.preflight.checks.port import LAST_PORT
 from entrypoint.preflight.subject import Subject
 from patches.framework import kv_dtype, reach
 from patches.framework.arguments import Arguments
-from patches.framework.errors import EXIT_REFUSED, EXIT_USAGE, RefusedError, SplintError
+from patches.framework.errors import EXIT_REFUSED, EXIT_USAGE, SplintError
 from patches.framework.libraries import installed_version
 from patches.framework.selection import check_settings, selected
 from patches.framework.settings import get
@@ -29,17 +28,6 @@ Environ = MutableMapping[str, str]
 
 class UsageError(SplintError):
     """The command line names something that can't be."""
-
-
-def _check_model(arguments: Arguments) -> None:
-    model = arguments.model
-    if model is None or not model.startswith(("/", "./", "../", "~")) or Path(model).expanduser().exists():
-        return
-    raise RefusedError(
-        f"no model at {model}",
-        "an existing folder, or the name of a model on a hub",
-        "Correct the path; in a container, mount the folder there.",
-    )
 
 
 def _check_port(arguments: Arguments) -> None:
@@ -60,7 +48,6 @@ def check(arguments: Arguments, environ: Environ) -> None:
     check_settings()
     if environ.get("SPLINT_MODE") != "report":
         reach.check(arguments, environ)
-    _check_model(arguments)
     _check_port(arguments)
 
 

@@ -1,4 +1,7 @@
-"""Ways into a server other than a plain port: TLS with client certificates, an API key, a root path."""
+"""Ways into a server other than a plain port: TLS with client certificates, an API key, a root path.
+
+The KV dtype comes by SPLINT_KV_DTYPE, to a plain ``vllm serve``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from support.servers import Server, running
+
+VLLM_SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 
 
 @pytest.fixture
@@ -31,7 +36,8 @@ def test_client_certificates_an_api_key_and_a_root_path(
     key, own = certificate
     server = build(
         "--ssl-keyfile", str(key), "--ssl-certfile", str(own), "--ssl-ca-certs", str(own), "--ssl-cert-reqs", "2",
-        "--api-key", "of the operator", "--root-path", "/models",
+        "--api-key", "of the operator", "--root-path", "/models", form=VLLM_SERVE,
+        env={"SPLINT_KV_DTYPE": "fp8_e5m2"},
     )  # fmt: skip
     trusting = ssl.create_default_context(cafile=own)
     trusting.load_cert_chain(own, key)
@@ -48,7 +54,9 @@ def test_client_certificates_an_api_key_and_a_root_path(
 
     with running(server):
         print(f"open after {server.wait_for(ready):.1f} s")
-        verdict = ask("/splint/report").json()["verdict"]
+        report = ask("/splint/report").json()
+        assert report["kv_cache"] == {"dtype": "fp8_e5m2", "pinned": "fp8_e5m2"}
+        verdict = report["verdict"]
         skipped = {check["id"]: check["reason"] for check in verdict["checks"] if check["status"] == "skipped"}
         assert verdict["status"] == "passed"
         assert "client certificates" in skipped["port"]

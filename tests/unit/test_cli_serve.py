@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrypoint import serve
 from patches.framework.arguments import Arguments
-from patches.framework.errors import EnvironmentRefusedError, RefusedError, SettingError
+from patches.framework.errors import EnvironmentRefusedError, SettingError
 
 
 @pytest.fixture(autouse=True)
@@ -53,16 +52,6 @@ def test_parallel_flags_are_shown_as_given() -> None:
 @pytest.mark.parametrize("text", ["not json", "[1]", '{"kv_connector_extra_config": 3}'])
 def test_a_strange_transfer_config_is_left_to_vllm(text: str) -> None:
     assert Arguments(["--kv-transfer-config", text]).extra_config == {}
-
-
-def test_a_missing_model_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"no model at .*/absent"):
-        serve.check(Arguments([str(tmp_path / "absent"), "--headless"]), {})
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "tiny"])
-def test_a_name_on_a_hub_is_not_looked_for_on_disk(name: str) -> None:
-    serve.check(Arguments([name, "--headless"]), {})
 
 
 def test_a_port_that_is_no_number_is_a_usage_error(capsys: pytest.CaptureFixture[str], became: list[Any]) -> None:
@@ -166,10 +155,11 @@ def test_help_is_vllms_own(became: list[Any], capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_refuses_with_code_78_and_one_message() -> None:
+def test_the_command_refuses_with_code_78_and_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPLINT_PREFLIGHT")
     ended = subprocess.run(
         [sys.executable, "-m", "entrypoint.cli", "serve", "/absent/model"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 78
-    assert ended.stderr.startswith("splint serve: no model at /absent/model; wanted")
+    assert ended.stderr.startswith("splint serve: preflight: model: found no model at /absent/model; wanted")
     assert "Traceback" not in ended.stderr

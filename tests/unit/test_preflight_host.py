@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from entrypoint import serve
-from entrypoint.checking import CheckFailedError, Evidence
+from entrypoint.checking import CheckFailedError, DoesNotApplyError, Evidence
 from entrypoint.preflight import packages, runner
 from entrypoint.preflight.check import REFUSE, WARN, Check, always
 from entrypoint.preflight.checks import (
@@ -32,6 +32,7 @@ from entrypoint.preflight.checks import (
     shm,
     torch_abi,
 )
+from entrypoint.preflight.checks import model as model_check
 from entrypoint.preflight.subject import Subject
 from patches.framework.arguments import Arguments
 from patches.framework.errors import SettingError
@@ -126,6 +127,16 @@ def test_a_server_without_a_port_needs_none(flag: str) -> None:
     assert port.CHECK.applies(subject("m", flag)) is not None
 
 
+@pytest.mark.parametrize("path", ["/no/such/model", "./none", "~/none"])
+def test_a_model_folder_that_is_absent_is_refused(path: str) -> None:
+    with pytest.raises(CheckFailedError, match=r"no model at .*(model|none)"):
+        model_check.CHECK.run(subject(path))
+
+
+def test_names_on_a_hub_are_not_looked_for_on_disk() -> None:
+    assert model_check.CHECK.applies(subject("Qwen/Qwen3-0.6B")) == "a name on a hub"
+
+
 # --- what is installed
 
 
@@ -206,6 +217,11 @@ def test_a_source_that_nobody_reviewed_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("entrypoint.tables.patch_rows", lambda: [row])
     with pytest.raises(CheckFailedError, match="p: changed"):
         releases.CHECK.run(subject())
+
+
+def test_the_doctor_knows_that_splint_serve_sets_the_seed() -> None:
+    with pytest.raises(DoesNotApplyError, match="splint serve sets PYTHONHASHSEED"):
+        hash_seed.CHECK.run(Subject(Arguments(["m", *MP]), {}, thorough=True))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, Evidence
+from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, DoesNotApplyError, Evidence
 
 if TYPE_CHECKING:
     from entrypoint.preflight.subject import Subject
@@ -21,6 +21,8 @@ def applies(subject: Subject) -> str | None:
 
 def run(subject: Subject) -> Evidence:
     text = subject.environ.get(VARIABLE)
+    if text is None and subject.thorough:
+        raise DoesNotApplyError(f"splint serve sets {VARIABLE}; for plain vllm serve set it to 0 everywhere yourself")
     if text is None or not text.isdecimal():
         raise CheckFailedError(
             f"{VARIABLE} {'not set' if text is None else repr(text)}: each process hashes in its own way",
