@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Every connection of a torch store looks up its peer's name. Where the machine's resolver drops a packet, that takes
+# glibc's default of 5 s; the tests, and what they start, need no names but those in /etc/hosts.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

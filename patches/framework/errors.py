@@ -8,6 +8,7 @@ SplintError
     ├── TargetMissingError  the module has no such function or class any more
     ├── AlreadyReplacedError  somebody else stands where the patch should go
     ├── StaleAliasError     a name elsewhere still holds the unpatched object
+    ├── BudgetError         the ranks can't have one KV budget
     ├── BootstrapError      the start-up hooks did not run in this process
     └── EnvironmentRefusedError  a switch that takes work out of the patches' reach is on
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 __all__ = [
     "AlreadyReplacedError",
     "BootstrapError",
+    "BudgetError",
     "EnvironmentRefusedError",
     "FingerprintError",
     "RefusedError",
@@ -71,6 +73,10 @@ class AlreadyReplacedError(RefusedError):
 
 class StaleAliasError(RefusedError):
     """A module still holds a name for the unpatched object, and it can't be rebound."""
+
+
+class BudgetError(RefusedError):
+    """The ranks of a data-parallel group can't have one KV budget."""
 
 
 class BootstrapError(RefusedError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patches.framework import values
 from patches.framework.errors import SettingError
 
 __all__ = ["PREFIX", "SETTINGS", "Setting", "check_environment", "get"]
@@ -44,26 +45,6 @@ class Setting:
             raise SettingError(f"{self.name}={text!r}", str(error), "Correct or unset it.") from error
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("a positive number of seconds")
-    return value
-
-
-def _kv_dtype(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9_]*", text):
-        raise ValueError("model, auto, or a name that --kv-cache-dtype takes")
-    return text
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 SETTINGS = (
     Setting(
         "SPLINT_MODE",
@@ -73,7 +54,10 @@ SETTINGS = (
         choices=("enforce", "report", "off"),
     ),
     Setting(
-        "SPLINT_PATCHES", "all", "Which patches: all, none, a comma-separated list, or all but some (-a,-b).", _names
+        "SPLINT_PATCHES",
+        "all",
+        "Which patches: all, none, a comma-separated list, or all but some (-a,-b).",
+        values.names,
     ),
     Setting("SPLINT_RUN_DIR", "", "Folder for the run files; by default a private one for each server."),
     Setting(
@@ -82,7 +66,7 @@ SETTINGS = (
         "Smoke tests: full, quick, or off, which opens the gate unproven.",
         choices=("full", "quick", "off"),
     ),
-    Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", _seconds),
+    Setting("SPLINT_SMOKE_TIMEOUT_S", "120", "Seconds for all smoke tests together.", values.seconds),
     Setting(
         "SPLINT_PREFLIGHT",
         "on",
@@ -94,25 +78,45 @@ SETTINGS = (
         "",
         "First aid: pins the KV cache's dtype. A name that --kv-cache-dtype takes, auto (what the checkpoint declares,"
         " else the model's dtype), or model (the model's own dtype, never quantised); a different flag is refused.",
-        _kv_dtype,
+        values.kv_dtype,
     ),
     Setting(
         "SPLINT_LMCACHE_START_TIMEOUT_S",
         "10",
         "Seconds that the engine waits at start for an answer of the LMCache server.",
-        _seconds,
+        values.seconds,
     ),
     Setting(
         "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S",
         "1",
         "Seconds after which a look-up in LMCache is given up and the prompt recomputed.",
-        _seconds,
+        values.seconds,
     ),
     Setting(
         "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
         "0.5",
         "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself).",
-        _seconds,
+        values.seconds,
+    ),
+    Setting(
+        "SPLINT_KV_BUDGET",
+        "align",
+        "KV budget of the DP ranks of a MoE group: align gives all of them what the smallest can hold, strict refuses a"
+        " difference, report changes nothing and says what it found.",
+        choices=("align", "report", "strict"),
+    ),
+    Setting(
+        "SPLINT_KV_BUDGET_RANKS",
+        "",
+        "A share of its own for single DP ranks, as in 1=0.5,3=12GiB: a fraction of the device's memory, or the size of"
+        " the KV cache.",
+        values.shares,
+    ),
+    Setting(
+        "SPLINT_KV_BUDGET_TIMEOUT_S",
+        "1800",
+        "Seconds that a DP rank may take to load its model and measure its memory before it is named as missing.",
+        values.seconds,
     ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
 )

@@ -1,0 +1,56 @@
+"""How the text of a setting is read. Standard library only: it is imported at interpreter start."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["kv_dtype", "names", "seconds", "shares"]
+
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SHARE = re.compile(r"(?P<rank>\d+)\s*=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>KiB|MiB|GiB)?")
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds. Raises ValueError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError("a positive number of seconds")
+    return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def kv_dtype(text: str) -> str:
+    """The name of a KV dtype; vLLM judges which it has. Raises ValueError."""
+    if not re.fullmatch(r"[a-z0-9_]*", text):
+        raise ValueError("model, auto, or a name that --kv-cache-dtype takes")
+    return text
+
+
+def shares(text: str) -> dict[int, float | int]:
+    """Rank to its share: a fraction of a device's memory (float), or bytes (int).
+
+    Raises:
+        ValueError: not of the form ``1=0.5,3=12GiB``, a rank twice, or a fraction outside (0, 1].
+    """
+    found: dict[int, float | int] = {}
+    for entry in names(text):
+        match = _SHARE.fullmatch(entry)
+        if match is None or int(match["rank"]) in found:
+            raise ValueError("ranks with a fraction of device memory or a size, each once, as in 1=0.5,3=12GiB")
+        found[int(match["rank"])] = _share(float(match["number"]), match["unit"])
+    return found
+
+
+def _share(number: float, unit: str | None) -> float | int:
+    if unit and number:
+        return int(number * UNITS[unit])
+    if unit or not 0 < number <= 1:
+        raise ValueError("a fraction above 0 and up to 1, or a size above 0 with KiB, MiB or GiB")
+    return number

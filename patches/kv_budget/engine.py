@@ -1,0 +1,134 @@
+"""What the agreement needs to know of an engine, read from vLLM's own objects."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import socket
+from typing import Any
+
+from patches.framework import process, roster
+from patches.framework.libraries import installed_version
+from patches.kv_budget import shares
+from patches.kv_budget.measurement import Hello, Measurement
+from patches.kv_budget.watching import pid_namespace
+
+__all__ = ["ep_size", "hello", "measure", "next_local_rank", "not_applicable"]
+
+
+def not_applicable(vllm_config: Any, *, in_group: bool) -> str | None:
+    """Why the ranks of this server have nothing to agree on, or None where they have."""
+    from vllm import envs
+
+    parallel = vllm_config.parallel_config
+    if envs.VLLM_ELASTIC_EP_SCALE_UP_LAUNCH:
+        return "elastic scale-up: the new rank takes the budget of the running ones"
+    if parallel.distributed_executor_backend == "external_launcher":
+        return "external_launcher: its executor already takes the least memory of all ranks"
+    if in_group:
+        return None
+    if not vllm_config.model_config.is_moe:
+        return "a dense model: each DP rank is an engine by itself"
+    return "data_parallel_size=1: one engine"
+
+
+def ep_size(parallel: Any) -> int:
+    """Ranks over which experts are spread; 1 without expert parallelism."""
+    if not parallel.enable_expert_parallel:
+        return 1
+    return int(parallel.data_parallel_size * parallel.tensor_parallel_size * parallel.prefill_context_parallel_size)
+
+
+def next_local_rank(parallel: Any) -> int | None:
+    """The DP rank that this one watches: the next on its node, in a ring; None where it is alone there."""
+    count: int = parallel.data_parallel_size_local
+    first: int = parallel.data_parallel_rank - parallel.data_parallel_rank_local
+    following = first + (parallel.data_parallel_rank_local + 1) % count if count > 1 else parallel.data_parallel_rank
+    return None if following == parallel.data_parallel_rank else following
+
+
+def _device(parallel: Any) -> str:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "cpu"
+    first = parallel.data_parallel_rank_local * parallel.world_size
+    last = first + parallel.world_size - 1
+    return f"{current_platform.device_type}:{first}" + (f"-{last}" if last > first else "")
+
+
+def hello(vllm_config: Any) -> Hello:
+    """This rank's place and flags."""
+    parallel = vllm_config.parallel_config
+    return Hello(
+        dp_rank=parallel.data_parallel_rank,
+        host=socket.gethostname(),
+        device=_device(parallel),
+        pid=os.getpid(),
+        started=roster.start_time(os.getpid()),
+        pid_namespace=pid_namespace(),
+        flags=_flags(vllm_config),
+    )
+
+
+def _flags(vllm_config: Any) -> dict[str, Any]:
+    cache, model = vllm_config.cache_config, vllm_config.model_config
+    return {
+        "patch_set": roster.patch_set_digest(process.start().selection),
+        "vllm": installed_version("vllm"),
+        "max_model_len": model.original_max_model_len,
+        "block_size": cache.block_size,
+        "kv_cache_dtype": cache.cache_dtype,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
+        "model": model.model,
+        "max_num_batched_tokens": vllm_config.scheduler_config.max_num_batched_tokens,
+        "max_num_seqs": vllm_config.scheduler_config.max_num_seqs,
+        **_cause(vllm_config),
+    }
+
+
+def _cause(vllm_config: Any) -> dict[str, Any]:
+    from vllm import envs
+
+    cache = vllm_config.cache_config
+    return {
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "randomized_dummy_inputs": bool(envs.VLLM_RANDOMIZE_DP_DUMMY_INPUTS),
+    }
+
+
+def measure(vllm_config: Any, specs: list[dict[str, Any]], memory: list[int]) -> Measurement:
+    """What this rank measured, with the size of a block in each of its workers."""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    return Measurement(
+        dp_rank=parallel.data_parallel_rank,
+        host=socket.gethostname(),
+        device=_device(parallel),
+        memory=tuple(int(each) for each in memory),
+        bytes_per_block=tuple(_bytes_per_block(vllm_config, specs)),
+        block_size=cache.block_size,
+        override=cache.num_gpu_blocks_override,
+        facts={"layout": str(cache.kv_cache_layout), "KV specification": _digest(specs)},
+        cause=_cause(vllm_config) | _own_share(parallel),
+    )
+
+
+def _own_share(parallel: Any) -> dict[str, Any]:
+    return {shares.SETTING: shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)}
+
+
+def _digest(specs: list[dict[str, Any]]) -> str:
+    text = repr([sorted((name, repr(spec)) for name, spec in worker.items()) for worker in specs])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bytes_per_block(vllm_config: Any, specs: list[dict[str, Any]]) -> list[int]:
+    """Bytes of a block in each worker's pool, from vLLM's own grouping of the layers; on copies, which it changes."""
+    from vllm.v1.core import kv_cache_utils as planning
+
+    merged = {name: spec for worker in specs for name, spec in worker.items()}
+    groups = planning.get_kv_cache_groups(vllm_config, copy.deepcopy(merged))
+    projected = [planning._project_kv_cache_groups_to_worker(groups, worker) for worker in specs]
+    return [planning._pool_bytes_per_block(vllm_config, each) if each else 0 for each in projected]

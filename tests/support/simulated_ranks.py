@@ -1,0 +1,102 @@
+"""DP ranks as threads around one real store: the agreement's own code, without engines."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from patches.kv_budget.agreement import Agreement
+from patches.kv_budget.budget import RankBlocks
+from patches.kv_budget.channel import Channel
+from patches.kv_budget.measurement import Hello, Measurement
+
+__all__ = ["Outcome", "hello", "measurement", "simulate", "store"]
+
+BLOCK_SIZE = 16
+BYTES_PER_BLOCK = 16384
+
+
+def store() -> Any:
+    """A store on loopback, as DP0 has it."""
+    from torch.distributed import TCPStore
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(hard, 16384):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16384), hard))
+    return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def hello(rank: int, **flags: Any) -> Hello:
+    """Where a simulated rank says it is."""
+    return Hello(rank, f"node{rank // 8}", f"cuda:{rank % 8}", os.getpid(), None, "here", flags)
+
+
+def measurement(rank: int, memory: Sequence[int], bytes_per_block: Sequence[int] = (), **more: Any) -> Measurement:
+    """What a simulated rank measured, in bytes a worker."""
+    each = tuple(bytes_per_block) or (BYTES_PER_BLOCK,) * len(memory)
+    return Measurement(rank, f"node{rank // 8}", f"cuda:{rank % 8}", tuple(memory), each, BLOCK_SIZE, **more)
+
+
+@dataclass
+class Outcome:
+    """What became of a rank."""
+
+    memory: list[int] = field(default_factory=list)
+    blocks: int = 0
+    error: Exception | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def plan(own: Measurement, memory: list[int]) -> int:
+    """Blocks that an engine plans with these bytes, or its override."""
+    return own.blocks_in(tuple(memory)) if own.override is None else own.override
+
+
+def simulate(
+    measurements: Sequence[Measurement],
+    *,
+    policy: str = "align",
+    timeout_s: float = 30.0,
+    ep_size: int = 1,
+    silent: Sequence[int] = (),
+    plan: Callable[[Measurement, list[int]], int] = plan,
+    flags: Callable[[int], dict[str, Any]] = lambda _: {},
+) -> tuple[list[Outcome], float]:
+    """Let the ranks agree.
+
+    Returns:
+        One outcome a rank, and the seconds from the first word to the last answer.
+    """
+    server = store()
+    outcomes = [Outcome() for _ in measurements]
+    together = threading.Barrier(len(measurements) - len(silent) + 1)
+
+    def run(rank: int) -> None:
+        outcome, own = outcomes[rank], measurements[rank]
+        agreement = Agreement(
+            Channel(server.clone(), rank, len(measurements)), policy=policy, ep_size=ep_size, timeout_s=timeout_s
+        )
+        together.wait()
+        try:
+            agreement.hello(hello(rank, **flags(rank)))
+            outcome.memory = agreement.measured(own)
+            outcome.blocks = plan(own, outcome.memory)
+            agreement.planned(RankBlocks(rank, 0, outcome.blocks, own.block_size), outcome.blocks * own.block_size)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            outcome.error = error
+        outcome.rows = agreement.rows
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(measurements)) if rank not in silent]
+    for thread in threads:
+        thread.start()
+    together.wait()
+    started = time.monotonic()
+    for thread in threads:
+        thread.join()
+    return outcomes, time.monotonic() - started

@@ -1,0 +1,163 @@
+"""Simulated DP ranks agree through a real store: same decision everywhere, names in every refusal, linear cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, measurement, simulate
+
+from patches.framework.errors import BudgetError
+from patches.kv_budget.decision import describe
+
+CASES = json.loads((Path(__file__).parents[1] / "cases" / "kv_budget.json").read_text())["cases"]
+GROUPS = [case for case in CASES if "ranks" in case and "inert" not in case and "max_model_len" not in case]
+
+
+def measured(case: dict[str, Any]) -> list[Any]:
+    sizes = (12288, 4096) if case.get("pp") == 2 else ()
+    override = case.get("num_gpu_blocks_override")
+    return [measurement(rank, memory, sizes, override=override) for rank, memory in enumerate(case["ranks"])]
+
+
+@pytest.mark.parametrize("case", GROUPS, ids=lambda case: case["name"])
+def test_case(case: dict[str, Any]) -> None:
+    policy = case.get("policy", "align")
+    ranks = measured(case)
+    outcomes, _ = simulate(ranks, policy=policy)
+    if "error_names" in case:
+        for outcome in outcomes:
+            assert isinstance(outcome.error, BudgetError)
+            assert all(name in str(outcome.error) for name in case["error_names"])
+        return
+    assert [outcome.error for outcome in outcomes] == [None] * len(ranks)
+    assert [outcome.blocks for outcome in outcomes] == case["blocks"]
+    rows = outcomes[0].rows
+    for rank, tokens in case.get("tokens_given_up", {}).items():
+        assert rows[int(rank)]["tokens_given_up"] == tokens
+    if "spread_percent" in case:
+        assert f"spread {case['spread_percent']} %" in describe(ranks)
+    if policy == "align":
+        assert all(sum(outcome.memory) % BYTES_PER_BLOCK == 0 for outcome in outcomes)
+
+
+def errors(outcomes: list[Outcome]) -> set[str]:
+    return {str(outcome.error) for outcome in outcomes}
+
+
+UNEVEN = [measurement(0, [100 * BYTES_PER_BLOCK]), measurement(1, [90 * BYTES_PER_BLOCK + 5])]
+
+
+def test_a_rest_of_a_block_makes_no_difference() -> None:
+    ranks = [measurement(rank, [90 * BYTES_PER_BLOCK + rest]) for rank, rest in enumerate((0, 5, 16383))]
+    outcomes, _ = simulate(ranks, policy="strict")
+    assert [outcome.blocks for outcome in outcomes] == [90, 90, 90]
+
+
+def test_strict_refuses_what_align_would_level_and_names_both_ranks() -> None:
+    outcomes, _ = simulate(UNEVEN, policy="strict")
+    (message,) = errors(outcomes)
+    assert "min 90 blocks (DP1 (node0, cuda:1)), max 100 (DP0 (node0, cuda:0)), spread 10.0 %" in message
+    assert "costs 160 tokens" in message
+
+
+def test_the_cause_that_flags_give_is_named() -> None:
+    ranks = [
+        measurement(rank, [blocks * BYTES_PER_BLOCK], cause={"gpu_memory_utilization": share})
+        for rank, (blocks, share) in enumerate(((100, 0.9), (90, 0.85)))
+    ]
+    assert "different flags: gpu_memory_utilization 0.85 against 0.9" in describe(ranks)
+
+
+def test_equal_flags_with_zero_dummy_ids_point_at_the_routing() -> None:
+    ranks = [
+        measurement(rank, [n * BYTES_PER_BLOCK], cause={"randomized_dummy_inputs": False})
+        for rank, n in enumerate((9, 8))
+    ]
+    assert "VLLM_RANDOMIZE_DP_DUMMY_INPUTS=0" in describe(ranks)
+    assert "another process on cuda:1" in describe(ranks)
+
+
+def test_a_rank_that_never_reports_is_named_to_all_others() -> None:
+    ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(4)]
+    outcomes, seconds = simulate(ranks, silent=[2], timeout_s=1.0)
+    assert seconds < 5
+    for rank in (0, 1, 3):
+        assert "DP2 did not report within 1 s (hello, missing ranks [2])" in str(outcomes[rank].error)
+
+
+@pytest.mark.parametrize("flag", ["patch_set", "max_model_len", "kv_cache_dtype", "num_gpu_blocks_override"])
+def test_ranks_that_can_not_have_one_budget_stop_before_they_measure(flag: str) -> None:
+    ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(3)]
+    outcomes, _ = simulate(ranks, flags=lambda rank: {flag: "other" if rank == 2 else "usual"})
+    (message,) = errors(outcomes)
+    assert f'{flag} is "other" on DP2 (node0, cuda:2), "usual" elsewhere' in message
+    assert not any(outcome.memory for outcome in outcomes)
+
+
+@pytest.mark.parametrize(("policy", "refused"), [("strict", True), ("align", False)])
+def test_flags_that_may_differ_are_refused_before_profiling_by_strict_alone(policy: str, *, refused: bool) -> None:
+    ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(2)]
+    outcomes, _ = simulate(ranks, policy=policy, flags=lambda rank: {"gpu_memory_utilization": 0.9 - rank * 0.05})
+    (message,) = errors(outcomes)
+    assert ("gpu_memory_utilization is 0.85 on DP1 (node0, cuda:1), 0.9 elsewhere" in message) is refused
+
+
+def test_different_specifications_of_the_kv_cache_are_refused() -> None:
+    ranks = [measurement(rank, [BYTES_PER_BLOCK], facts={"KV specification": f"{rank}"}) for rank in range(2)]
+    (message,) = errors(simulate(ranks)[0])
+    assert "KV specification is" in message
+
+
+def test_workers_that_do_not_pair_up_are_refused() -> None:
+    ranks = [measurement(0, [BYTES_PER_BLOCK] * 2), measurement(1, [BYTES_PER_BLOCK])]
+    (message,) = errors(simulate(ranks)[0])
+    assert "workers is" in message
+
+
+def test_a_plan_that_leaves_the_decision_is_refused_before_anything_is_allocated() -> None:
+    ranks = [measurement(rank, [90 * BYTES_PER_BLOCK]) for rank in range(2)]
+    outcomes, _ = simulate(ranks, plan=lambda own, memory: own.blocks_in(tuple(memory)) - own.dp_rank)
+    (message,) = errors(outcomes)
+    assert "dp 1 ep 0 has 89 blocks, not 90" in message
+
+
+def test_all_ranks_leaving_the_decision_alike_is_refused_too() -> None:
+    ranks = [measurement(rank, [90 * BYTES_PER_BLOCK]) for rank in range(2)]
+    (message,) = errors(simulate(ranks, plan=lambda *_: 45)[0])
+    assert "the ranks planned 45 blocks; wanted the agreed 90" in message
+
+
+def test_report_changes_nothing_and_refuses_nothing() -> None:
+    ranks = [*UNEVEN[:1], measurement(1, [90 * BYTES_PER_BLOCK], facts={"layout": "other"})]
+    outcomes, _ = simulate(ranks, policy="report")
+    assert [outcome.memory for outcome in outcomes] == [[100 * BYTES_PER_BLOCK], [90 * BYTES_PER_BLOCK]]
+    assert errors(outcomes) == {"None"}
+
+
+def test_a_stage_without_kv_layers_neither_counts_nor_changes() -> None:
+    ranks = [
+        measurement(rank, [blocks * BYTES_PER_BLOCK, 7], [BYTES_PER_BLOCK, 0]) for rank, blocks in enumerate((3, 2))
+    ]
+    outcomes, _ = simulate(ranks)
+    assert [outcome.memory for outcome in outcomes] == [[2 * BYTES_PER_BLOCK, 7]] * 2
+
+
+def test_the_cost_of_agreeing_grows_linearly_and_stays_small() -> None:
+    seconds = {}
+    for size in (64, 256, 1024):
+        ranks = [measurement(rank, [(90 + rank % 7) * BYTES_PER_BLOCK]) for rank in range(size)]
+        outcomes, seconds[size] = simulate(ranks, ep_size=size)
+        assert {outcome.blocks for outcome in outcomes} == {90}
+        assert (
+            sum(row["tokens_given_up"] for row in outcomes[0].rows)
+            == sum(rank % 7 for rank in range(size)) * BLOCK_SIZE
+        )
+    print(
+        "simulated DP ranks, seconds to agree: " + ", ".join(f"{size}: {spent:.2f}" for size, spent in seconds.items())
+    )
+    assert seconds[64] < 1
+    assert seconds[1024] < 10
+    assert seconds[1024] / seconds[64] < 16 * 3
