@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 __all__ = ["kv_dtype", "names", "seconds", "shares"]
 
@@ -33,13 +34,13 @@ def kv_dtype(text: str) -> str:
     return text
 
 
-def shares(text: str) -> dict[int, float | int]:
-    """Rank to its share: a fraction of a device's memory (float), or bytes (int).
+def shares(text: str) -> dict[int, dict[str, Any]]:
+    """Rank to its share, in the names of vLLM's cache configuration: a fraction of a device's memory, or bytes.
 
     Raises:
         ValueError: not of the form ``1=0.5,3=12GiB``, a rank twice, or a fraction outside (0, 1].
     """
-    found: dict[int, float | int] = {}
+    found: dict[int, dict[str, Any]] = {}
     for entry in names(text):
         match = _SHARE.fullmatch(entry)
         if match is None or int(match["rank"]) in found:
@@ -48,9 +49,9 @@ def shares(text: str) -> dict[int, float | int]:
     return found
 
 
-def _share(number: float, unit: str | None) -> float | int:
+def _share(number: float, unit: str | None) -> dict[str, Any]:
     if unit and number:
-        return int(number * UNITS[unit])
+        return {"kv_cache_memory_bytes": int(number * UNITS[unit])}
     if unit or not 0 < number <= 1:
         raise ValueError("a fraction above 0 and up to 1, or a size above 0 with KiB, MiB or GiB")
-    return number
+    return {"gpu_memory_utilization": number, "kv_cache_memory_bytes": None}

@@ -111,12 +111,9 @@ def measure(vllm_config: Any, specs: list[dict[str, Any]], memory: list[int]) ->
         block_size=cache.block_size,
         override=cache.num_gpu_blocks_override,
         facts={"layout": str(cache.kv_cache_layout), "KV specification": _digest(specs)},
-        cause=_cause(vllm_config) | _own_share(parallel),
+        cause=_cause(vllm_config)
+        | {shares.SETTING: shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)},
     )
-
-
-def _own_share(parallel: Any) -> dict[str, Any]:
-    return {shares.SETTING: shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)}
 
 
 def _digest(specs: list[dict[str, Any]]) -> str:

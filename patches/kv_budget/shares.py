@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from patches.framework import settings
@@ -13,13 +12,13 @@ __all__ = ["SETTING", "apply", "share_of"]
 SETTING = "SPLINT_KV_BUDGET_RANKS"
 
 
-def share_of(dp_rank: int, dp_size: int, shares: Mapping[int, float | int] | None = None) -> float | int | None:
-    """What this DP rank was given, or None.
+def share_of(dp_rank: int, dp_size: int) -> dict[str, Any]:
+    """What this DP rank was given, as fields of vLLM's cache configuration; empty where nothing was said.
 
     Raises:
         BudgetError: the setting names a rank that the group does not have.
     """
-    shares = settings.get(SETTING) if shares is None else shares
+    shares: dict[int, dict[str, Any]] = settings.get(SETTING)
     beyond = sorted(rank for rank in shares if rank >= dp_size)
     if beyond:
         raise BudgetError(
@@ -27,13 +26,10 @@ def share_of(dp_rank: int, dp_size: int, shares: Mapping[int, float | int] | Non
             f"ranks 0 to {dp_size - 1} (data_parallel_size={dp_size})",
             "Correct it.",
         )
-    return shares.get(dp_rank)
+    return shares.get(dp_rank, {})
 
 
-def apply(share: float | None, cache_config: Any) -> None:
+def apply(share: dict[str, Any], cache_config: Any) -> None:
     """Write the share into a rank's cache configuration, before its workers are made from it."""
-    if isinstance(share, float):
-        cache_config.gpu_memory_utilization = share
-        cache_config.kv_cache_memory_bytes = None
-    elif share is not None:
-        cache_config.kv_cache_memory_bytes = share
+    for field, value in share.items():
+        setattr(cache_config, field, value)
