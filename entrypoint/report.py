@@ -135,6 +135,23 @@ def _processes(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield table
 
 
+def _kv_budget(report: dict[str, Any]) -> Iterator[RenderableType]:
+    budget = report.get("kv_budget")
+    if not budget:
+        return
+    said = f"one for all ({budget['policy']})" if budget.get("applies") else f"not applicable: {budget.get('reason')}"
+    table = _table(
+        f"KV budget: {said}", "rank", "blocks", "tokens", "max length", "given up", "measured blocks", "where"
+    )
+    for row in budget.get("ranks") or []:
+        cells = (
+            row.get(name, "") for name in ("blocks", "tokens", "max_model_len", "tokens_given_up", "measured_blocks")
+        )
+        where = " ".join(filter(None, (row.get("host"), row.get("device"))))
+        table.add_row(f"DP{row.get('dp_rank')}", *map(str, cells), where)
+    yield table
+
+
 def _verdict(report: dict[str, Any]) -> Iterator[RenderableType]:
     verdict = report.get("verdict")
     if not verdict:
@@ -158,5 +175,12 @@ def _timings(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 def render(report: dict[str, Any]) -> RenderableType:
     """The report as tables; parts that it does not have are left out."""
-    parts = [_head(report), *_patches(report), *_processes(report), *_verdict(report), *_timings(report)]
+    parts = [
+        _head(report),
+        *_patches(report),
+        *_processes(report),
+        *_kv_budget(report),
+        *_verdict(report),
+        *_timings(report),
+    ]
     return Group(*(piece for part in parts for piece in (part, Text())))

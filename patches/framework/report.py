@@ -10,7 +10,7 @@ from patches.framework import roster, rundir
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SCHEMA", "report"]
+__all__ = ["SCHEMA", "kv_budget", "report"]
 
 SCHEMA = 1
 
@@ -30,6 +30,7 @@ def report(run_dir: Path) -> dict[str, Any]:
         "kv_cache": _kv_cache(processes),
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
+        "kv_budget": kv_budget(processes),
         "verdict": rundir.read_json(run_dir / rundir.VERDICT),
         "timings_ms": _timings(processes),
     }
@@ -40,6 +41,20 @@ def _kv_cache(processes: list[dict[str, Any]]) -> dict[str, Any]:
     facts: dict[str, Any] = next((entry["facts"] for entry in processes if "kv_cache_dtype" in entry["facts"]), {})
     names = {"kv_cache_dtype": "dtype", "kv_cache_dtype_pinned": "pinned"}
     return {name: facts[fact] for fact, name in names.items() if fact in facts}
+
+
+def kv_budget(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The KV budget of the engine cores: one row a DP rank, or why there was nothing to agree on.
+
+    DP0 knows the ranks of all nodes; another node's report shows its own ranks only. None before the first budget.
+    """
+    said = [entry["facts"]["kv_budget"] for entry in processes if "kv_budget" in entry.get("facts", {})]
+    if not said:
+        return None
+    whole = next((facts for facts in said if facts.get("ranks")), None)
+    rows = whole["ranks"] if whole else [row for facts in said for row in facts.get("own", [])]
+    first = whole or said[0]
+    return {"applies": first["applies"], "reason": first.get("reason"), "policy": first.get("policy"), "ranks": rows}
 
 
 def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from patches.kv_budget.channel import REDUCER, Channel, SilentRanksError
 from patches.kv_budget.decision import Decision, compare_hellos, decide, describe, table
 from patches.kv_budget.measurement import Hello, Measurement, from_json, to_json
 
-__all__ = ["HELLO_TIMEOUT_S", "Agreement"]
+__all__ = ["HELLO_TIMEOUT_S", "Agreement", "own_row"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,21 @@ class Agreement:
             ) from None
 
 
+def own_row(plan: RankBlocks, max_model_len: int) -> dict[str, Any]:
+    """What a rank's row says about its plan."""
+    return {
+        "dp_rank": plan.dp_rank,
+        "blocks": plan.num_blocks,
+        "tokens": plan.num_blocks * plan.block_size,
+        "max_model_len": max_model_len,
+    }
+
+
 def _settle(rows: list[dict[str, Any]], plans: list[dict[str, Any]]) -> None:
     """Put what each rank really planned into the table."""
     for row, plan in zip(rows, plans, strict=True):
-        row["blocks"] = plan["num_blocks"]
-        row["tokens"] = plan["num_blocks"] * plan["block_size"]
-        row["max_model_len"] = plan["max_model_len"]
+        own = RankBlocks(**{name: value for name, value in plan.items() if name != "max_model_len"})
+        row.update(own_row(own, plan["max_model_len"]))
 
 
 def _check_plans(plans: list[dict[str, Any]], budget: KVCacheBudget | None) -> None:

@@ -12,7 +12,7 @@ from patches.framework import process, settings
 from patches.framework.errors import BudgetError
 from patches.framework.records import Seam
 from patches.kv_budget import engine, shares
-from patches.kv_budget.agreement import Agreement
+from patches.kv_budget.agreement import Agreement, own_row
 from patches.kv_budget.budget import RankBlocks
 from patches.kv_budget.channel import Channel
 from patches.kv_budget.watching import Watch, stop_engine
@@ -116,10 +116,9 @@ def initialize_kv_caches(seam: Seam) -> Callable[..., Any]:
         seam.count()
         member: Member | None = getattr(self, _MEMBER, None)
         if member is None:
-            reason = engine.not_applicable(vllm_config, in_group=False)
-            process.start().note(kv_budget={"applies": False, "reason": reason})
-            logger.info("KV budget: not applicable: %s", reason)
-            return original(self, vllm_config)
+            planned = original(self, vllm_config)
+            _note_alone(vllm_config, planned.num_blocks)
+            return planned
         member.watch.stage = "measuring its memory"
         token = _planning.set(member)
         try:
@@ -130,6 +129,15 @@ def initialize_kv_caches(seam: Seam) -> Callable[..., Any]:
         return planned
 
     return initialize
+
+
+def _note_alone(vllm_config: Any, num_blocks: int) -> None:
+    reason = engine.not_applicable(vllm_config, in_group=False)
+    logger.info("KV budget: not applicable: %s", reason)
+    dp_rank = vllm_config.parallel_config.data_parallel_index
+    block_size, max_model_len = vllm_config.cache_config.block_size, vllm_config.model_config.max_model_len
+    own = own_row(RankBlocks(dp_rank, 0, num_blocks, block_size), max_model_len)
+    process.start().note(kv_budget={"applies": False, "reason": reason, "own": [own]})
 
 
 def _tell_new_ranks(core: Any, member: Member) -> None:
@@ -165,15 +173,13 @@ def get_kv_cache_configs(seam: Seam) -> Callable[..., Any]:
 
 def _note(member: Member, measured: tuple[int, ...], memory: list[int], blocks: RankBlocks, max_model_len: int) -> None:
     """What this rank says about its budget; DP0 also says what it knows of all."""
+    own = {**own_row(blocks, max_model_len), "measured_bytes": list(measured)}
     process.start().note(
         kv_budget={
             "applies": True,
             "policy": member.agreement.policy,
-            "blocks": blocks.num_blocks,
-            "block_size": blocks.block_size,
-            "max_model_len": max_model_len,
-            "measured": list(measured),
             "memory": list(memory),
+            "own": [own],
             "ranks": member.agreement.rows,
         }
     )

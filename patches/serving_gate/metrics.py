@@ -9,6 +9,7 @@ from prometheus_client import Gauge
 
 import patches
 from patches.framework import roster
+from patches.framework.report import kv_budget
 from patches.serving_gate.plan import Verdict
 
 __all__ = ["publish"]
@@ -31,7 +32,11 @@ def publish(verdict: Verdict, run_dir: Path) -> None:
     )
     _gauge("splint_smoke_seconds", "Duration of the smoke tests in seconds.").set(verdict.seconds)
     info = _gauge("splint_patch_info", "State of each patch in each process.", "patch", "state", "version", *_PROCESS)
-    for entry in roster.load(run_dir):
+    processes = roster.load(run_dir)
+    blocks = _gauge("splint_kv_blocks", "KV blocks of each DP rank.", "dp_rank")
+    for row in (kv_budget(processes) or {"ranks": []})["ranks"]:
+        blocks.labels(str(row["dp_rank"])).set(row["blocks"])
+    for entry in processes:
         process = tuple("" if entry.get(name) is None else str(entry[name]) for name in _PROCESS)
         for patch in entry["patches"]:
             info.labels(patch["id"], patch["state"], patches.__version__, *process).set(1)

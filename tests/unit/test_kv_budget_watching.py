@@ -18,7 +18,7 @@ SIZE = 3
 LIMIT_S = 5.0
 START_S = 60.0
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["support.watched_rank"])
+FORKS.set_forkserver_preload(["torch.distributed"])
 
 
 @dataclass

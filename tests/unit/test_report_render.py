@@ -25,6 +25,10 @@ REPORT: dict[str, Any] = {
         {"role": "worker", "dp_rank": 1, "rank": 0, "pid": 42, "alive": False, "plugin_verified": True,
          "patch_set": "abc", "patches": [{"id": "serving_gate", "state": "applied"}, {"id": "bare", "state": "inert"}]},
     ],
+    "kv_budget": {
+        "applies": True, "policy": "align",
+        "ranks": [{"dp_rank": 1, "blocks": 90, "tokens": 1440, "host": "node7", "device": "cpu"}],
+    },
     "verdict": {
         "status": "passed", "seconds": 3.2,
         "checks": [
@@ -46,6 +50,7 @@ def shown(data: dict[str, Any], width: int = 120) -> str:
 def test_a_full_report_shows_each_part() -> None:
     text = shown(REPORT)
     for part in ("phase serving", "vllm 0.32.0", "serving_gate", "in no process", "DP1 rank 0", "1 of 2",
+                 "one for all (align)", "1440", "node7 cpu",
                  "passed in 3.2 s", "no chat template", "It is listed.", "hooks 12"):  # fmt: skip
         assert part in text
 
