@@ -104,7 +104,7 @@ def engine_core(seam: Seam) -> Callable[..., Any]:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    return f"{type(error).__name__}: {lines[0]}".rstrip(". ")
 
 
 def initialize_kv_caches(seam: Seam) -> Callable[..., Any]:
