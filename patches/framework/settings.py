@@ -71,7 +71,7 @@ SETTINGS = (
         "SPLINT_PREFLIGHT",
         "on",
         "Checks of splint serve before vLLM starts: on, off, a comma-separated list, or all but some (-a,-b).",
-        _names,
+        values.names,
     ),
     Setting(
         "SPLINT_KV_DTYPE",

@@ -1,0 +1,84 @@
+"""DP ranks as threads around one store, each planning with vLLM's real code under the kv_budget patch.
+
+Runs in an interpreter of its own. Four layers of one head of 64 in 16 bits, blocks of 16 tokens: 16384 bytes a block;
+with two pipeline stages the first worker has three of the layers.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from patches.kv_budget import wrappers
+from patches.kv_budget.agreement import Agreement
+from patches.kv_budget.channel import Channel
+from support.simulated_ranks import hello, store
+
+__all__ = ["plan"]
+
+
+def _config(rank: int, size: int, max_model_len: int, *, auto: bool, override: int | None) -> Any:
+    from vllm.config import CacheConfig, DeviceConfig, VllmConfig
+
+    cache = CacheConfig(block_size=16, num_gpu_blocks_override=override)
+    config = VllmConfig(cache_config=cache, device_config=DeviceConfig(device="cpu"))
+    parallel = config.parallel_config
+    parallel.data_parallel_rank = parallel.data_parallel_rank_local = parallel.data_parallel_index = rank
+    parallel.data_parallel_size = parallel.data_parallel_size_local = size
+    original = -1 if auto else max_model_len
+    config.model_config = SimpleNamespace(max_model_len=max_model_len, original_max_model_len=original)
+    config.cache_config.kv_cache_layout = "NHD"
+    return config
+
+
+def _specs(stages: int) -> list[dict[str, Any]]:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float16)
+    layers = {f"layer.{number}": spec for number in range(4)}
+    if stages == 1:
+        return [layers]
+    return [{name: layers[name] for name in list(layers)[:3]}, {"layer.3": spec}]
+
+
+def plan(
+    ranks: list[list[int]], *, policy: str = "align", max_model_len: int = 128, auto: bool = False,
+    override: int | None = None, pp: int = 1,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """What each rank plans from its measured bytes (one number a worker), or why it refuses."""
+    from vllm.v1.core import kv_cache_utils
+
+    server = store()
+    found: list[dict[str, Any]] = [{} for _ in ranks]
+
+    def run(rank: int, memory: list[int]) -> None:
+        config = _config(rank, len(ranks), max_model_len, auto=auto, override=override)
+        agreement = Agreement(Channel(server.clone(), rank, len(ranks)), policy=policy, ep_size=1, timeout_s=30)
+        wrappers._planning.set(SimpleNamespace(agreement=agreement, watch=SimpleNamespace(stage="")))  # type: ignore[arg-type]
+        specs = _specs(pp) if pp > 1 else _specs(1) * len(memory)
+        try:
+            agreement.hello(hello(rank))
+            configs = kv_cache_utils.get_kv_cache_configs(config, specs, list(memory))
+        except (ValueError, RuntimeError, Exception) as error:  # noqa: BLE001 - told as the rank's outcome
+            found[rank] = {"error": f"{type(error).__name__}: {error}"}
+            return
+        found[rank] = {
+            "blocks": {plan.num_blocks for plan in configs},
+            "bytes": [sum(tensor.size for tensor in plan.kv_cache_tensors) for plan in configs],
+            "max_model_len": config.model_config.max_model_len,
+        }
+        found[rank]["blocks"] = sorted(found[rank]["blocks"])
+
+    threads = [
+        threading.Thread(target=contextvars.copy_context().run, args=(run, rank, memory))
+        for rank, memory in enumerate(ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
