@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import NoReturn
 
 import patches
@@ -128,6 +130,17 @@ def _ready(words: list[str], environ: Environ) -> list[str]:
     return obeying
 
 
+@contextmanager
+def _ending_when_told() -> Iterator[None]:
+    """Until vLLM is there, SIGTERM and SIGINT end the server at once, with code 0; what the checks started dies too."""
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _with(words: list[str], more: list[str]) -> list[str]:
     """``more`` after the options in ``words``, before any ``--``."""
     end = words.index("--") if "--" in words else len(words)
@@ -141,7 +154,8 @@ def main(words: list[str]) -> int:
         _say(f"vllm-splint {patches.__version__} is off (SPLINT_MODE=off): this is stock vLLM")
     else:
         try:
-            words = _ready(words, environ)
+            with _ending_when_told():
+                words = _ready(words, environ)
         except SplintError as error:
             _say(f"splint serve: {error}")
             return EXIT_USAGE if isinstance(error, UsageError) else EXIT_REFUSED

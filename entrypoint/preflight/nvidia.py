@@ -29,8 +29,7 @@ class Gpu:
         index: In the order of the PCI bus.
         uuid: ``GPU-…``.
         name: The product's.
-        total_mib: Memory, in MiB.
-        used_mib: What is taken of it now, by whomever.
+        used_mib: Memory that is taken now, by whomever, in MiB.
         free_mib: What is left.
         uncorrected: Uncorrectable memory errors since the driver was loaded.
         remap_pending: Whether a row waits to be remapped at the next reset.
@@ -41,13 +40,17 @@ class Gpu:
     index: int
     uuid: str
     name: str
-    total_mib: int
     used_mib: int
     free_mib: int
     uncorrected: int | None
     remap_pending: bool | None
     remap_failed: bool | None
     processes: tuple[tuple[int, str, int], ...]
+
+    @property
+    def usable_mib(self) -> int:
+        """What programs can have: the driver's own reserve is in the total, but not in what CUDA shows."""
+        return self.used_mib + self.free_mib
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,6 @@ def _gpu(index: int, node: Element) -> Gpu:
         index=index,
         uuid=node.findtext("uuid", ""),
         name=node.findtext("product_name", ""),
-        total_mib=_mib(node.findtext("fb_memory_usage/total", "")),
         used_mib=_mib(node.findtext("fb_memory_usage/used", "")),
         free_mib=_mib(node.findtext("fb_memory_usage/free", "")),
         uncorrected=_uncorrected(node),

@@ -80,6 +80,7 @@ def stack(build: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         server = build(
             "--data-parallel-size", "2", "--enable-expert-parallel", "--api-server-count", "1",
             "--kv-cache-dtype", "fp8_e5m2", "--kv-transfer-config", connector_config(cache.port),
+            env={"SPLINT_PREFLIGHT": "on"},
         )  # fmt: skip
         with running(server):
             server.wait_ready()

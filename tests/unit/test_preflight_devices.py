@@ -97,13 +97,13 @@ def test_gpus_without_error_counters_are_skipped(on_gpus: MakeSubject) -> None:
 
 
 def test_too_little_free_memory_is_found_before_the_model_is_loaded(on_gpus: MakeSubject) -> None:
-    with pytest.raises(CheckFailedError, match=r"GPU 1: 100000 MiB free of 143771; wanted 0\.92"):
-        memory.CHECK.run(on_gpus({}, {"free": 100000}, words=("-tp", "2")))
+    with pytest.raises(CheckFailedError, match=r"GPU 1: 100000 MiB free of 143104; wanted 0\.92"):
+        memory.CHECK.run(on_gpus({}, {"free": 100000, "used": 43104}, words=("-tp", "2")))
 
 
 @pytest.mark.parametrize("words", [("-tp", "2", "--gpu-memory-utilization", "0.6"), ("-tp", "1")])
 def test_memory_that_the_server_does_not_ask_for_may_be_taken(on_gpus: MakeSubject, words: tuple[str, ...]) -> None:
-    memory.CHECK.run(on_gpus({}, {"free": 100000}, words=words))
+    memory.CHECK.run(on_gpus({}, {"free": 100000, "used": 43104}, words=words))
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,7 @@ def test_only_visible_gpus_are_looked_at(on_gpus: MakeSubject, named: str, indic
 def test_the_driver_must_be_of_torchs_major_release(
     on_gpus: MakeSubject, monkeypatch: pytest.MonkeyPatch, driver_cuda: str, torch_cuda: str, fits: bool
 ) -> None:
+    monkeypatch.setattr(driver, "COMPATIBLE", Path("/no/such/folder"))
     monkeypatch.setattr(driver, "torch_build", lambda: ("2.13.0+cu", torch_cuda))
     subject = on_gpus({}, cuda=driver_cuda)
     if fits:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -61,14 +64,27 @@ def test_every_check_has_a_module_of_its_name() -> None:
 
 def test_dockers_default_of_shared_memory_is_too_little_for_two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16384, f_frsize=4096))
-    with pytest.raises(CheckFailedError, match="64 MiB free in /dev/shm; wanted 512 MiB for 2 workers"):
+    with pytest.raises(CheckFailedError, match="64 MiB free in /dev/shm; wanted 240 MiB"):
         shm.CHECK.run(subject("m", "-tp", "2"))
-    assert shm.CHECK.applies(subject("m")) == "one worker"
+
+
+@pytest.mark.parametrize(
+    ("vllm", "words", "applies"), [("0.32.0", (), False), ("0.32.0", ("-tp", "2"), True), ("0.32.0+cpu", (), True)]
+)
+def test_shared_memory_matters_where_workers_are_processes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, vllm: str, words: tuple[str, ...], applies: bool
+) -> None:
+    monkeypatch.setattr("entrypoint.preflight.subject.installed_version", lambda _: vllm)
+    assert (shm.CHECK.applies(subject("m", *words)) is None) is applies
 
 
 def test_shared_memory_that_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))
-    assert shm.CHECK.run(subject("m", "-tp", "2", "-dp", "4", "-dpl", "2"))["workers"] == 4
+    assert shm.CHECK.run(subject("m", "-tp", "2"))["free_mib"] == 4096
+
+
+def test_workers_of_this_node_are_counted() -> None:
+    assert subject("m", "-tp", "2", "-dp", "4", "-dpl", "2").workers == 4
 
 
 @pytest.mark.parametrize(
@@ -367,6 +383,28 @@ def test_splint_serve_says_how_the_preflight_went(became: list[Any], capsys: pyt
     serve.main(["m", "--headless"])
     assert len(became) == 1
     assert " passed, " in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_in_its_preflight_ends_well(tmp_path: Path, number: int) -> None:
+    """A stand-in for torch says that the probe runs, and hangs."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    os.mkfifo(tmp_path / "pid")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLINT_")}
+    command = [sys.executable, "-m", "entrypoint.cli", "serve", "m", "-dp", "2"]
+    with subprocess.Popen(
+        command, env={**kept, "PYTHONPATH": path, "SPLINT_PREFLIGHT": "allreduce"}, stderr=subprocess.PIPE
+    ) as server:
+        probe = int((tmp_path / "pid").read_text())
+        watched = os.pidfd_open(probe)
+        server.send_signal(number)
+        assert server.wait(10) == 0
+        assert select.select([watched], [], [], 10)[0], "the probe outlives its server"
+        os.close(watched)
 
 
 def test_the_preflight_imports_neither_torch_nor_vllm(became: list[Any]) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK"]
 
-LIMIT_S = 90.0
+LIMIT_S = 180.0
+"""Most of it for reading torch from a slow disk the first time."""
 MOST_PROCESSES = 8
 _HINT = {
     "nccl": "Run it with NCCL_DEBUG=INFO; look at /dev/shm, peer access (NCCL_P2P_DISABLE=1 to try) and GPU topology.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, DoesNotApplyError, Evidence
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from entrypoint.preflight.subject import Subject
 
 __all__ = ["CHECK"]
+
+
+COMPATIBLE = Path("/usr/local/cuda/compat")
+"""NVIDIA's package for newer CUDA on older drivers, as images carry it."""
 
 
 def _major(release: str) -> int:
@@ -28,6 +33,8 @@ def run(subject: Subject) -> Evidence:
         raise DoesNotApplyError(f"torch {release} is not built for CUDA")
     machine = subject.machine
     evidence = {"driver": machine.driver, "driver_cuda": machine.cuda, "torch": release, "torch_cuda": cuda}
+    if _major(machine.cuda) < _major(cuda) and COMPATIBLE.is_dir():
+        raise DoesNotApplyError(f"{COMPATIBLE} may stand in for the driver's CUDA {machine.cuda}: matmul decides")
     if _major(machine.cuda) < _major(cuda):
         raise CheckFailedError(
             f"driver {machine.driver}, which brings CUDA {machine.cuda}, under torch {release} for CUDA {cuda}",

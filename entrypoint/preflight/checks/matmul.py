@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK", "one"]
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
+"""Most of it for reading torch from a slow disk the first time."""
 _HINT = "Look at dmesg (Xid) and nvidia-smi; reset or leave out that GPU (CUDA_VISIBLE_DEVICES)."
 
 

@@ -34,13 +34,15 @@ def utilisation(subject: Subject) -> float:
 
 
 def run(subject: Subject) -> Evidence:
+    if "MIG" in subject.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        raise DoesNotApplyError("parts of GPUs (MIG) are not read")
     part = utilisation(subject)
     used = subject.gpus[: subject.workers]
-    evidence = {f"gpu{gpu.index}": {"free_mib": gpu.free_mib, "wanted_mib": int(part * gpu.total_mib)} for gpu in used}
-    short = [gpu for gpu in used if gpu.free_mib < part * gpu.total_mib]
+    evidence = {f"gpu{gpu.index}": {"free_mib": gpu.free_mib, "wanted_mib": int(part * gpu.usable_mib)} for gpu in used}
+    short = [gpu for gpu in used if gpu.free_mib < part * gpu.usable_mib]
     if short:
         raise CheckFailedError(
-            "; ".join(f"GPU {gpu.index}: {gpu.free_mib} MiB free of {gpu.total_mib}" for gpu in short),
+            "; ".join(f"GPU {gpu.index}: {gpu.free_mib} MiB free of {gpu.usable_mib}" for gpu in short),
             f"{part:g} of each GPU's memory ({FLAG})",
             f"End what holds the memory (check foreign), or lower {FLAG} on every rank alike.",
             evidence,

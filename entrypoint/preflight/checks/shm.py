@@ -14,26 +14,27 @@ __all__ = ["CHECK"]
 
 PLACE = "/dev/shm"  # noqa: S108 - shared memory has no other place
 MIB = 1024**2
-PER_WORKER_MIB = 256
-"""vLLM's queue to the workers keeps 10 chunks of 24 MiB at most; NCCL takes some MiB for each pair of ranks."""
+QUEUE_MIB = 240
+"""vLLM's queue between an engine and its workers: 10 chunks of 24 MiB. 0.28 and later ask for it to be free."""
 
 
 def applies(subject: Subject) -> str | None:
-    """One worker of one engine gets its small messages through a small queue."""
-    return None if subject.thorough or subject.workers > 1 else "one worker"
+    """Workers of the CPU build are processes of their own even where there is one."""
+    queue = subject.workers_of_engine > 1 or (subject.vllm is not None and "cpu" in subject.vllm)
+    return None if queue or subject.thorough else "no queue between processes"
 
 
 def run(subject: Subject) -> Evidence:
-    wanted = PER_WORKER_MIB * subject.workers
+    del subject
     try:
         found = os.statvfs(PLACE)
     except OSError as error:
-        raise CheckFailedError(f"{PLACE}: {error.strerror}", f"{wanted} MiB there", _HINT) from error
+        raise CheckFailedError(f"{PLACE}: {error.strerror}", f"{QUEUE_MIB} MiB there", _HINT) from error
     free = found.f_bavail * found.f_frsize // MIB
-    evidence = {"free_mib": free, "wanted_mib": wanted, "workers": subject.workers}
-    if free < wanted:
+    evidence = {"free_mib": free, "wanted_mib": QUEUE_MIB}
+    if free < QUEUE_MIB:
         raise CheckFailedError(
-            f"{free} MiB free in {PLACE}", f"{wanted} MiB for {subject.workers} workers", _HINT, evidence
+            f"{free} MiB free in {PLACE}", f"{QUEUE_MIB} MiB for a queue between engine and workers", _HINT, evidence
         )
     return evidence
 
@@ -42,4 +43,4 @@ _HINT = (
     "Docker gives 64 MiB unless told: --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir of medium Memory."
 )
 
-CHECK = Check("shm", "Shared memory holds the queues between the processes.", REFUSE, 5.0, applies, run)
+CHECK = Check("shm", "Shared memory holds the queue between engine and workers.", REFUSE, 5.0, applies, run)

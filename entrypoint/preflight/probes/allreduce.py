@@ -12,10 +12,8 @@ import sys
 import tempfile
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
-
-import torch
-from torch import distributed
 
 from patches.supervision.processes import die_with_parent
 
@@ -25,6 +23,9 @@ COUNT = 1 << 16
 
 def _rank(backend: str, rank: int, world: int, store: str) -> bool:
     """Whether this rank got the exact sums."""
+    import torch
+    from torch import distributed
+
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
@@ -67,6 +68,7 @@ def main() -> int:
     """Run, and print what came out."""
     die_with_parent(signal.SIGKILL)
     backend, world = sys.argv[1], int(sys.argv[2])
+    import_module("torch.distributed")  # once for all ranks
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder, "store"))

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 from patches.supervision.processes import die_with_parent
 
 SIDE = 1024
@@ -19,6 +17,8 @@ INNER = 64
 
 def multiply(device: str) -> dict[str, Any]:
     """Compare the product on ``device`` with that of 64-bit integers."""
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     left = torch.randint(-1, 2, (SIDE, INNER), generator=generator)
     right = torch.randint(-1, 2, (INNER, SIDE), generator=generator)
@@ -39,6 +39,8 @@ def main() -> None:
     device = sys.argv[1]
     found = multiply(device)
     if device.startswith("cuda"):
+        import torch
+
         found["name"] = torch.cuda.get_device_name(device)
         found["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
     print(json.dumps(found))
