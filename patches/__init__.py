@@ -31,6 +31,7 @@ PATCH_IDS = (
     "turboquant_kv_spec",
     "profile_routing",
     "dummy_token_routing",
+    "kv_null_block",
 )
 
 

