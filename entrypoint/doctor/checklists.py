@@ -29,7 +29,9 @@ class Question:
 
 def _splits(reading: Reading) -> str:
     pinned = [name for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes") if reading.number(name)]
-    ranks = f"{reading.dp} data-parallel rank(s), each with a pool of its own"
+    agreed = reading.moe and reading.dp > 1 and "kv_budget" in reading.patches
+    pools = "one budget that all agree on" if agreed else "each with a pool of its own"
+    ranks = f"{reading.dp} data-parallel rank(s), {pools}"
     view = f"; expert parallelism over {reading.moe_ranks} ranks sees the same blocks" if reading.ep else ""
     split = f"; tensor and pipeline parallelism ({reading.tp} x {reading.pp}) cut heads and layers inside an engine"
     if pinned:

@@ -156,7 +156,9 @@ class Reading:
         """The patches that are on for the installed releases."""
         if settings.get("SPLINT_MODE", self.subject.environ) == "off":
             return frozenset()
-        chosen = selected(settings.get("SPLINT_PATCHES", self.subject.environ))
+        chosen = set(selected(settings.get("SPLINT_PATCHES", self.subject.environ)))
+        if settings.get("SPLINT_KV_BUDGET", self.subject.environ) == "report":
+            chosen.discard("kv_budget")
         return frozenset(
             patch.id
             for patch in catalogue()

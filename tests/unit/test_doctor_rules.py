@@ -127,6 +127,7 @@ CASES: dict[str, tuple[Case, Case]] = {
     "hybrid-ranks": (Case("-dp 2", model=HYBRID), Case("-dp 2")),
     "hybrid-stages": (Case("-pp 2", model=HYBRID), Case("-pp 2")),
     "unequal-pools": (Case("-dp 2 -ep", model=MOE), Case("-dp 2 -ep --kv-cache-memory-bytes 1000000", model=MOE)),
+    "silent-rank": (Case("-dp 2 -ep", model=MOE), Case("-dp 2")),
     "pinned-otherwise": (
         Case("--kv-cache-dtype fp8", {"SPLINT_KV_DTYPE": "bfloat16"}), Case("", {"SPLINT_KV_DTYPE": "bfloat16"}),
     ),
@@ -245,6 +246,13 @@ def test_a_fault_counts_as_held_only_while_its_patch_is_on(env: dict[str, str], 
     finding = BY_ID["cpu-experts"].examine(read(Case("-dp 2 -ep", env, MOE, CPU)))
     assert finding is not None
     assert finding.level == level
+
+
+@pytest.mark.parametrize(("policy", "held"), [("align", True), ("strict", True), ("report", False)])
+def test_a_budget_that_is_only_reported_holds_nothing(policy: str, held: bool, read: Any) -> None:
+    finding = BY_ID["unequal-pools"].examine(read(Case("-dp 2 -ep", {"SPLINT_KV_BUDGET": policy}, MOE)))
+    assert finding is not None
+    assert (finding.level == HELD) is held
 
 
 def test_an_alias_is_the_option_that_it_stands_for() -> None:

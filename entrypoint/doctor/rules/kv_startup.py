@@ -85,6 +85,10 @@ def _hybrid_stages(reading: Reading) -> str | None:
     return f"a hybrid model, pipeline parallel {reading.pp}" if reading.model.hybrid and reading.pp > 1 else None
 
 
+def _in_step(reading: Reading) -> str | None:
+    return f"experts, data parallel {reading.dp}" if reading.moe and reading.dp > 1 else None
+
+
 def _unequal(reading: Reading) -> str | None:
     return f"experts, data parallel {reading.dp}" if reading.moe and reading.dp > 1 and not _pinned(reading) else None
 
@@ -179,6 +183,7 @@ RULES = (
         found=_exact_fit,
         upstream=("vllm#35541", "vllm#47272"),
         vllm="<0.30",
+        patch="kv_null_block",
     ),
     Rule(
         id="fitted-length",
@@ -188,6 +193,7 @@ RULES = (
         why="A request may be accepted that the rank which gets it can't serve.",
         change="Give --max-model-len a number.",
         found=_fitted_length,
+        patch="kv_budget",
     ),
     Rule(
         id="startup-plan",
@@ -231,5 +237,17 @@ RULES = (
         change="Equal, empty GPUs; or one --kv-cache-memory-bytes for all.",
         found=_unequal,
         upstream=("vllm#46106", "vllm#54354"),
+        patch="kv_budget",
+    ),
+    Rule(
+        id="silent-rank",
+        level=WARN,
+        topic=TOPIC,
+        what="A data-parallel rank that fails at start does not tell the others.",
+        why="They wait in a collective until somebody ends them, and their logs name no reason.",
+        change="Look at the logs of every rank; the first error counts.",
+        found=_in_step,
+        upstream=("vllm#35478",),
+        patch="kv_budget",
     ),
 )
