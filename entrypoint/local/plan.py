@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from entrypoint.local.ports import free_ports
+from patches.framework import rundir
 
 __all__ = ["CHUNK_TOKENS", "CachePorts", "Plan", "cache_command", "engine_command", "engine_environment", "option"]
 
@@ -110,9 +111,9 @@ def engine_command(plan: Plan, model: str, ports: CachePorts) -> list[str]:
     return [*command, *plan.arguments]
 
 
-def engine_environment(plan: Plan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The engine's environment: ``environ`` wins over ours."""
-    ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false"}
+def engine_environment(plan: Plan, run_dir: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of engine and LMCache server, which share a run directory: ``environ`` wins over ours."""
+    ours = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "LMCACHE_TRACK_USAGE": "false", rundir.ENV: str(run_dir)}
     if _on_cpu():
         ours |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         ours["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // _data_parallel_size()))

@@ -70,7 +70,7 @@ class Stack:
         model, cache = await _both(self._model(folder), self._start_cache(ports, folder))
         self._say(f"starting the engine, a minute or two on CPU: {self._plan.served_name}")
         command = engine_command(self._plan, model, ports)
-        self._engine = await Child.start("the engine", command, engine_environment(self._plan))
+        self._engine = await Child.start("the engine", command, engine_environment(self._plan, folder))
         watchers = [asyncio.create_task(watcher) for watcher in (self._announce(ports), self._watch(cache, ports))]
         try:
             code = await self._engine.wait()
@@ -109,7 +109,7 @@ class Stack:
 
     async def _start_helper(self, name: str, command: list[str], log: Path) -> Child:
         # Else the last lines of a program that was killed stay in its buffer.
-        env = {**engine_environment(self._plan), "PYTHONUNBUFFERED": "1"}
+        env = {**engine_environment(self._plan, log.parent), "PYTHONUNBUFFERED": "1"}
         child = await Child.start(name, command, env, log)
         self._helpers.append(child)
         return child

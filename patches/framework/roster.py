@@ -16,6 +16,7 @@ import patches
 from patches.framework import counters, rundir
 from patches.framework.application import State
 from patches.framework.records import Role
+from patches.supervision.processes import read_state
 
 __all__ = ["SCHEMA", "compare", "load", "patch_set_digest", "start_time"]
 
@@ -25,12 +26,8 @@ _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
 
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which process ``pid`` started, or None where there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    state = read_state(pid)
+    return None if state is None or state.ended else state.started
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from patches.framework import rundir
 from patches.framework.errors import EXIT_REFUSED, RunDirectoryError, SplintError
 from patches.supervision import SUPERVISOR_PID, is_supervised, processes
+from patches.supervision.members import read_object
 from patches.supervision.parent import HANDLED, Supervisor, say
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["supervise"]
 _LOCK = "supervisor.lock"
 _STATE = "supervisor.json"
 _BATTERY = "battery.json"
+_CACHE_SERVER = "lmcache_server"
 
 
 def supervise() -> None:
@@ -74,8 +76,21 @@ def _clear(folder: Path) -> None:
     left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, _STATE)]
     left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
+    kept = _cache_servers(folder / rundir.ROSTER)
     for path in left:
-        path.unlink(missing_ok=True)
+        if path.stem not in kept:
+            path.unlink(missing_ok=True)
+
+
+def _cache_servers(roster: Path) -> set[str]:
+    """Pids of the LMCache servers that have attested here and are running: they may start before the engine."""
+    return {path.stem for path in roster.glob("*.json") if _is_cache_server(path)}
+
+
+def _is_cache_server(path: Path) -> bool:
+    entry = read_object(path)
+    state = processes.read_state(int(path.stem)) if path.stem.isdecimal() else None
+    return entry.get("role") == _CACHE_SERVER and state is not None and state.started == entry.get("start_time")
 
 
 def _fork(folder: Path, lock: int, *, private: bool) -> None:

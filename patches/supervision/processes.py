@@ -29,16 +29,20 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _DEEPEST = 64
 
-# Positions in /proc/<pid>/stat, counted from the field after the command name; proc(5) numbers them 3, 4 and 52.
-_STATE, _PARENT, _EXIT_CODE = 0, 1, 49
+# Positions in /proc/<pid>/stat, counted from the field after the command name; proc(5) numbers them 3, 4, 22 and 52.
+_STATE, _PARENT, _STARTED, _EXIT_CODE = 0, 1, 19, 49
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One line of ``/proc/<pid>/stat``; ``status`` is a wait status, None while the process runs."""
+    """One line of ``/proc/<pid>/stat``; ``status`` is a wait status, None while the process runs.
+
+    ``started`` is in clock ticks after boot: with the pid it names the process for ever.
+    """
 
     pid: int
     parent: int
+    started: int
     ended: bool
     status: int | None
 
@@ -50,7 +54,8 @@ def read_state(pid: int) -> ProcessState | None:
     except OSError:
         return None
     ended = fields[_STATE] in (b"Z", b"X")
-    return ProcessState(pid, int(fields[_PARENT]), ended, int(fields[_EXIT_CODE]) if ended else None)
+    status = int(fields[_EXIT_CODE]) if ended else None
+    return ProcessState(pid, int(fields[_PARENT]), int(fields[_STARTED]), ended, status)
 
 
 def _all_states() -> list[ProcessState]:

@@ -75,12 +75,13 @@ def shared_memory_left_as_found() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def stack(build: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The main job: two data-parallel engines with expert parallelism, FP8 KV cache and LMCache, open for traffic."""
-    log: Path = tmp_path_factory.mktemp("lmcache") / "lmcache.log"
-    with lmcache_server(log) as cache:
+    folder: Path = tmp_path_factory.mktemp("lmcache")
+    shared = {"SPLINT_RUN_DIR": str(folder / "run")}
+    with lmcache_server(folder / "lmcache.log", environ=engine_environment(**shared)) as cache:
         server = build(
             "--data-parallel-size", "2", "--enable-expert-parallel", "--api-server-count", "1",
             "--kv-cache-dtype", "fp8_e5m2", "--kv-transfer-config", connector_config(cache.port),
-            env={"SPLINT_PREFLIGHT": "on"},
+            env={"SPLINT_PREFLIGHT": "on", **shared},
         )  # fmt: skip
         with running(server):
             server.wait_ready()

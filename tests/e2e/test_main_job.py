@@ -15,6 +15,7 @@ from support.servers import Server
 ROLES = {
     ("api_server", None, 0),
     ("dp_coordinator", None, None),
+    ("lmcache_server", None, None),
     ("engine_core", 0, None),
     ("engine_core", 1, None),
     ("worker", 0, 0),
@@ -49,7 +50,7 @@ def test_the_roster_is_complete_and_every_process_is_verified(report: dict[str, 
     assert {entry["patch_set"] for entry in members.values()} == {report["processes"][0]["patch_set"]}
     for (role, _, _), entry in members.items():
         assert entry["alive"]
-        assert entry["plugin_verified"] or role == "dp_coordinator"
+        assert entry["plugin_verified"] or role in ("dp_coordinator", "lmcache_server")
 
 
 def test_the_patches_of_the_main_job_are_applied_and_exercised(report: dict[str, Any]) -> None:

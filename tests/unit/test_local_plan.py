@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from entrypoint.local.plan import CachePorts, Plan, cache_command, engine_command, engine_environment, option
 
+RUN = Path("run")
 PORTS = CachePorts(messages=5555, http=5556, metrics=5557)
 
 
@@ -55,13 +57,18 @@ def test_the_lmcache_server_is_started_with_the_transfer_mode_that_the_cpu_backe
 
 
 def test_a_variable_that_the_user_has_set_stays() -> None:
-    environment = engine_environment(plan(), {"VLLM_CPU_KVCACHE_SPACE": "7"})
+    environment = engine_environment(plan(), RUN, {"VLLM_CPU_KVCACHE_SPACE": "7"})
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
 
+def test_engine_and_cache_share_a_run_directory_unless_the_user_named_one() -> None:
+    assert engine_environment(plan(), RUN, {})["SPLINT_RUN_DIR"] == "run"
+    assert engine_environment(plan(), RUN, {"SPLINT_RUN_DIR": "own"})["SPLINT_RUN_DIR"] == "own"
+
+
 def test_a_hub_name_may_be_looked_up_on_the_hub() -> None:
-    assert engine_environment(plan(), {})["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in engine_environment(plan(model="some/model"), {})
+    assert engine_environment(plan(), RUN, {})["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in engine_environment(plan(model="some/model"), RUN, {})
 
 
 def test_the_drain_is_what_vllm_was_told() -> None:

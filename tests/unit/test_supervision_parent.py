@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from patches.framework import rundir
+from patches.framework import roster, rundir
 from patches.supervision import processes
 
 ROOT = Path(__file__).parents[2]
 HURRIED = """
 import json, os, pathlib, signal, sys, time
-from patches.framework import rundir
+from patches.framework import roster, rundir
 from patches.supervision import clearing, fork, outcome, parent
 tenth = lambda granted: outcome.Patience(granted.until_term / 10, granted.until_kill / 10)
 outcome._PATIENCE = {end: tenth(granted) for end, granted in outcome._PATIENCE.items()}
@@ -372,6 +372,23 @@ def test_named_run_directory_is_kept_and_cleared_of_an_earlier_server(stage: Sta
     assert play.end() == 0
     assert not (folder / "battery.json").exists()
     assert [path.name for path in (folder / rundir.ROSTER).iterdir()] == [f"{play.pids['api_server']}.json"]
+
+
+def test_an_lmcache_server_that_came_first_stays_in_the_roster(stage: Stage, tmp_path: Path) -> None:
+    folder = rundir.prepare(tmp_path / "named")
+    cache = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        entry = {"role": "lmcache_server", "start_time": roster.start_time(cache.pid)}
+        rundir.write_json(folder / rundir.ROSTER / f"{cache.pid}.json", entry)
+        (folder / rundir.ROSTER / f"{cache.pid}.calls").write_bytes(bytes(8))
+        rundir.write_json(folder / rundir.ROSTER / f"{os.getpid()}.json", {"role": "lmcache_server", "start_time": 1})
+        play = stage("say('main'); sys.exit(0)", SPLINT_RUN_DIR=str(folder))
+        assert play.end() == 0
+        left = {path.name for path in (folder / rundir.ROSTER).iterdir()}
+        assert left == {f"{cache.pid}.json", f"{cache.pid}.calls"}
+    finally:
+        cache.kill()
+        cache.wait()
 
 
 def test_two_servers_in_one_run_directory_are_refused(stage: Stage, tmp_path: Path) -> None:
