@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -24,10 +23,9 @@ CLIENTS = 8
 ANSWER_TOKENS = 24
 PROMPT_TOKENS = 900
 AWAY_S = 8.0
-# The promise is 2 s, held against it by `make test-full`. On a machine with other load single waits of 4.6 and 6.5 s
-# were seen whose cause is not yet known, so `make test` tells only a bounded wait from stock's hang (60 s and more).
+# Beyond what the same clients wait for while no prompt is known: without its cache an engine computes every prompt, and
+# that is slow on a slow or busy machine. Stock hangs for 60 s and more.
 MOST_EXTRA_S = 2.0
-MOST_EXTRA_UNDER_LOAD_S = 15.0
 
 
 @dataclass
@@ -81,6 +79,14 @@ class Load:
         self.right = [complete(server, token_ids).tokens for token_ids in self.known]
         self.streams: list[tuple[int | None, Stream]] = []
         self._stop = threading.Event()
+        self._only_new = threading.Event()
+
+    @contextmanager
+    def only_new(self) -> Iterator[None]:
+        """No prompt is known for a while: nothing is loaded, everything is computed (and stored)."""
+        self._only_new.set()
+        yield
+        self._only_new.clear()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -99,7 +105,8 @@ class Load:
         round_ = 0
         while not self._stop.is_set():
             round_ += 1
-            known = None if round_ % 3 == 0 else chosen.randrange(len(self.known))
+            new = round_ % 3 == 0 or self._only_new.is_set()
+            known = None if new else chosen.randrange(len(self.known))
             token_ids = prompt(f"new {number} {round_} {time.time()}") if known is None else self.known[known]
             self.streams.append((known, complete(self.server, token_ids)))
 
@@ -156,17 +163,21 @@ def stopped(cache: LMCacheServer) -> Iterator[None]:
 
 @pytest.mark.parametrize("away", [killed, stopped])
 def test_requests_go_on_without_the_lmcache_server_and_caching_resumes(
-    serve: Callable[..., Server], tmp_path: Path, away: Callable[[LMCacheServer], object], request: Any
+    serve: Callable[..., Server], tmp_path: Path, away: Callable[[LMCacheServer], object]
 ) -> None:
-    most_extra_s = MOST_EXTRA_S if request.config.getoption("--run-full") else MOST_EXTRA_UNDER_LOAD_S
     with lmcache_server(tmp_path / "lmcache.log") as cache:
         # Without vLLM's own prefix cache every known prompt is looked up in LMCache and loaded from it.
         server = serve("--no-enable-prefix-caching", "--kv-transfer-config", connector_config(cache.port))
         load = Load(server)
         with load.running():
             time.sleep(6.0)
-            began = time.monotonic()
             undisturbed = load.longest_wait_s(0.0)
+            uncached = time.monotonic()
+            with load.only_new():
+                time.sleep(6.0)
+            cold = load.longest_wait_s(uncached)
+            time.sleep(3.0)
+            began = time.monotonic()
             assert external_hits(server) > 0
             with away(cache):  # type: ignore[attr-defined]
                 time.sleep(AWAY_S)
@@ -174,10 +185,13 @@ def test_requests_go_on_without_the_lmcache_server_and_caching_resumes(
             resumed = until(lambda: external_hits(server) > at_return + 1000, 30.0)
             time.sleep(3.0)
         disturbed = load.longest_wait_s(began)
-        print(f"longest wait {undisturbed:.2f} s, in the outage {disturbed:.2f} s; hits again after {resumed:.1f} s")
+        print(
+            f"longest wait {undisturbed:.2f} s, without hits {cold:.2f} s, in the outage {disturbed:.2f} s;"
+            f" hits again after {resumed:.1f} s"
+        )
         assert load.failures() == []
         assert load.wrong() == 0
-        assert disturbed < undisturbed + most_extra_s
+        assert disturbed < max(undisturbed, cold) + MOST_EXTRA_S
         assert server.text().count("answers again; caching resumes") <= 2  # the scheduler's link and the worker's
 
 

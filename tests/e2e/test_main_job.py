@@ -35,7 +35,7 @@ def test_the_smoke_tests_proved_the_whole_series_and_say_what_they_saw(report: d
         shown = f"{check['reason']} {json.dumps(check['evidence'])[:400]}"
         print(f"{check['id']}: {check['status']} in {check['seconds']:.2f} s {shown}")
     assert report["verdict"]["status"] == "passed"
-    wanted = {"models", "chat", "stream", "logprobs", "dp_ranks", "kv_series", "roster"}
+    wanted = {"kv_budget", "models", "chat", "stream", "logprobs", "dp_ranks", "kv_series", "roster"}
     assert {name for name, check in checks.items() if check["status"] == "passed"} >= wanted
 
 

@@ -19,6 +19,7 @@ from entrypoint.smoke import battery
 from entrypoint.smoke.check import Check, Context
 from entrypoint.smoke.checks import CHECKS
 from entrypoint.smoke.server import Server
+from patches.framework import rundir
 from patches.serving_gate.plan import CheckResult, SmokePlan
 
 BLOCK = 16
@@ -236,7 +237,7 @@ def run() -> Run:
 def test_an_honest_server_passes_every_check_that_applies(run: Run, ranks: int) -> None:
     results = run(Engine(ranks=ranks))
     assert {name: result.status for name, result in results.items()} == {
-        "models": "passed", "roster": "skipped", "chat": "passed", "stream": "passed", "logprobs": "passed",
+        "models": "passed", "roster": "skipped", "kv_budget": "skipped", "chat": "passed", "stream": "passed", "logprobs": "passed",
         "pooling": "skipped", "dp_ranks": "passed", "kv_series": "passed",
     }  # fmt: skip
 
@@ -409,6 +410,52 @@ def test_an_incomplete_roster_is_named() -> None:
         roster = next(check for check in CHECKS if check.id == "roster")
         verdict = battery.run(Context(plan, Server(plan), folder), [roster])
     assert "engine_core DP1 has not attested" in verdict.checks[0].reason
+
+
+def budget_check(folder: Path, *said: dict[str, Any] | None) -> CheckResult:
+    """The verdict on engine cores that say this of their budget, one after the other."""
+    rundir.prepare(folder)
+    for dp_rank, facts in enumerate(said):
+        entry = {"role": "engine_core", "dp_rank": dp_rank, "seams": [], "start_time": None, "pid": dp_rank}
+        told = {} if facts is None else {"kv_budget": facts}
+        rundir.write_json(folder / rundir.ROSTER / f"{dp_rank}.json", {**entry, "facts": told})
+    plan = replace(PLAN, expected_roster=({"role": "engine_core"},))
+    check = next(check for check in CHECKS if check.id == "kv_budget")
+    (result,) = battery.run(Context(plan, Server(plan), folder), [check]).checks
+    return result
+
+
+def agreed(dp_rank: int, blocks: int, **more: Any) -> dict[str, Any]:
+    return {"applies": True, "policy": "align", "own": [{"dp_rank": dp_rank, "blocks": blocks}], **more}
+
+
+ROWS = [{"dp_rank": rank, "blocks": 90} for rank in range(3)]
+
+
+def test_equal_budgets_pass_with_the_ranks_of_other_nodes(tmp_path: Path) -> None:
+    result = budget_check(tmp_path, agreed(0, 90, ranks=ROWS), agreed(1, 90))
+    assert (result.status, result.evidence["blocks"]) == ("passed", {"DP0": 90, "DP1": 90, "DP2": 90})
+
+
+def test_a_rank_that_allocated_otherwise_is_named(tmp_path: Path) -> None:
+    result = budget_check(tmp_path, agreed(0, 90, ranks=ROWS), agreed(1, 89))
+    assert result.status == "failed"
+    assert "'DP1': 89" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (None, "carries the kv_budget patch"),
+        ({"applies": False, "reason": "one engine", "own": [{"dp_rank": 0, "blocks": 9}]}, "one engine"),
+        (agreed(0, 90, policy="report"), "SPLINT_KV_BUDGET=report"),
+    ],
+)
+def test_where_no_budget_was_agreed_the_check_says_why(
+    tmp_path: Path, said: dict[str, Any] | None, reason: str
+) -> None:
+    result = budget_check(tmp_path, said)
+    assert (result.status, reason in result.reason) == ("skipped", True)
 
 
 def test_a_check_that_hangs_is_left_behind_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from entrypoint.smoke.checks import chat, dp_ranks, kv_series, logprobs, models, pooling, roster, stream
+from entrypoint.smoke.checks import chat, dp_ranks, kv_budget, kv_series, logprobs, models, pooling, roster, stream
 
 if TYPE_CHECKING:
     from entrypoint.smoke.check import Check
@@ -14,6 +14,7 @@ __all__ = ["CHECKS"]
 CHECKS: tuple[Check, ...] = (
     models.CHECK,
     roster.CHECK,
+    kv_budget.CHECK,
     chat.CHECK,
     stream.CHECK,
     logprobs.CHECK,
