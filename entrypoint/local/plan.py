@@ -21,6 +21,7 @@ CHUNK_TOKENS = 128
 """LMCache's chunk size: a multiple of the KV block size, which is 128 tokens on the CPU backend and 16 elsewhere."""
 
 TINY_NAME = "tiny-moe"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,15 @@ class Plan:
     def url(self) -> str:
         """Where the server answers, without ``/v1``."""
         scheme = "https" if option(self.arguments, "--ssl-certfile") else "http"
-        return f"{scheme}://127.0.0.1:{self.port}"
+        host = option(self.arguments, "--host") or LOOPBACK
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - every address, loopback among them
+            host = LOOPBACK
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def takes_a_key(self) -> bool:
+        """Whether requests need an API key."""
+        return option(self.arguments, "--api-key") is not None or bool(os.environ.get("VLLM_API_KEY"))
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ def engine_command(plan: Plan, model: str, ports: CachePorts) -> list[str]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"lmcache.mp.host": "127.0.0.1", "lmcache.mp.port": ports.messages},
     }
-    command = [*plan.launcher, "serve", model, "--host", "127.0.0.1", "--port", str(plan.port)]
+    command = [*plan.launcher, "serve", model, "--host", LOOPBACK, "--port", str(plan.port)]
     command += ["--data-parallel-size", str(_data_parallel_size()), "--enable-expert-parallel"]
     command += ["--kv-cache-dtype", "fp8_e5m2", "--kv-transfer-config", json.dumps(transfer)]
     command += ["--enforce-eager", "--max-num-seqs", "8"]

@@ -63,13 +63,14 @@ def _named_phase(body: str) -> str:
 def ready_text(plan: Plan, seconds: float, cache_port: int) -> str:
     """The ready line, and how to use the server."""
     body = json.dumps({"model": plan.served_name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
+    key, header = ("$API_KEY", ' -H "Authorization: Bearer $API_KEY"') if plan.takes_a_key else ("none", "")
     return f"""
 READY after {seconds:.0f} s: {plan.url}/v1, model {plan.served_name}, LMCache server on port {cache_port}
 
-  curl {plan.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'
+  curl {plan.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'
 
   from openai import OpenAI
-  client = OpenAI(base_url="{plan.url}/v1", api_key="none")
+  client = OpenAI(base_url="{plan.url}/v1", api_key="{key}")
   answer = client.chat.completions.create(
       model="{plan.served_name}", messages=[{{"role": "user", "content": "Hello"}}], max_tokens=16
   )

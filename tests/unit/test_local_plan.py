@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.local.plan import CachePorts, Plan, cache_command, engine_command, engine_environment, option
+from entrypoint.local.ready import ready_text
 
 RUN = Path("run")
 PORTS = CachePorts(messages=5555, http=5556, metrics=5557)
@@ -64,6 +65,27 @@ def test_a_variable_that_the_user_has_set_stays() -> None:
 def test_engine_and_cache_share_a_run_directory_unless_the_user_named_one() -> None:
     assert engine_environment(plan(), RUN, {})["SPLINT_RUN_DIR"] == "run"
     assert engine_environment(plan(), RUN, {"SPLINT_RUN_DIR": "own"})["SPLINT_RUN_DIR"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ((), "http://127.0.0.1:8000"),
+        (("--host", "0.0.0.0"), "http://127.0.0.1:8000"),
+        (("--host=10.1.2.3", "--ssl-certfile", "c.pem"), "https://10.1.2.3:8000"),
+        (("--host", "::1"), "http://[::1]:8000"),
+    ],
+)
+def test_the_address_is_one_that_answers(arguments: tuple[str, ...], url: str) -> None:
+    assert plan(*arguments).url == url
+
+
+def test_the_ready_text_shows_where_the_key_goes_but_not_the_key() -> None:
+    text = ready_text(plan("--api-key", "very-secret"), 1.0, 5555)
+    assert "Authorization: Bearer $API_KEY" in text
+    assert 'api_key="$API_KEY"' in text
+    assert "very-secret" not in text
+    assert "Authorization" not in ready_text(plan(), 1.0, 5555)
 
 
 def test_a_hub_name_may_be_looked_up_on_the_hub() -> None:
