@@ -16,7 +16,7 @@ from patches.framework.roster import start_time
 from patches.kv_budget.channel import Channel
 from patches.kv_budget.measurement import Hello
 
-__all__ = ["Watch", "pid_namespace", "stop_engine"]
+__all__ = ["Watch", "end_workers", "pid_namespace", "stop_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,12 @@ def stop_engine(reason: str) -> Any:
     logger.critical(reason)
     for handler in logging.getLogger("vllm").handlers:
         handler.flush()
+    end_workers()
+    os._exit(EXIT_FAILED)
+
+
+def end_workers() -> None:
+    """End this engine core's workers within a second or so; vLLM alone gives each of its steps several."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
@@ -134,4 +140,3 @@ def stop_engine(reason: str) -> Any:
         child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             child.kill()
-    os._exit(EXIT_FAILED)

@@ -15,7 +15,7 @@ from patches.kv_budget import engine, shares
 from patches.kv_budget.agreement import Agreement, own_row
 from patches.kv_budget.budget import RankBlocks
 from patches.kv_budget.channel import Channel
-from patches.kv_budget.watching import Watch, stop_engine
+from patches.kv_budget.watching import Watch, end_workers, stop_engine
 
 __all__ = ["engine_core", "get_kv_cache_configs", "init_data_parallel", "initialize_kv_caches"]
 
@@ -95,6 +95,7 @@ def engine_core(seam: Seam) -> Callable[..., Any]:
         except Exception as error:
             if (member := getattr(self, _MEMBER, None)) is not None:
                 member.watch.failed(_first_line(error))
+                end_workers()
             raise
         if (member := getattr(self, _MEMBER, None)) is not None:
             member.watch.up()

@@ -22,6 +22,8 @@ SMALLER_MIB = 700.05
 """What DP1 gets of the 1 GiB that DP0 has; not a whole number of blocks."""
 BLOCKS = int(SMALLER_MIB * 2**20) // BYTES_PER_BLOCK
 ALL_STOP_S = 5.0
+VLLM_GRACE_S = 6.0
+"""A worker that fails while it is made: vLLM's executor waits for it before it tells the engine core."""
 
 Build = Callable[..., Server]
 
@@ -126,7 +128,7 @@ def test_a_rank_that_fails_stops_all_within_seconds_by_name(
     server, took = stopped(build, stage, rank)
     told = rf"KV budget: DP{rank} \(\S+, cpu\) failed while {doing}.*: .*{reason}.*Stopping all 2 ranks"
     assert re.search(told, server.text()), server.tail()
-    assert took < ALL_STOP_S
+    assert took < ALL_STOP_S + (VLLM_GRACE_S if stage == "loading" else 0)
 
 
 def test_a_killed_rank_is_missed_by_name(build: Build) -> None:

@@ -66,6 +66,7 @@ def simulate(
     ep_size: int = 1,
     silent: Sequence[int] = (),
     plan: Callable[[Measurement, list[int]], int] = plan,
+    max_model_len: Callable[[int], int] = lambda _: 128,
     flags: Callable[[int], dict[str, Any]] = lambda _: {},
 ) -> tuple[list[Outcome], float]:
     """Let the ranks agree.
@@ -87,7 +88,7 @@ def simulate(
             agreement.hello(hello(rank, **flags(rank)))
             outcome.memory = agreement.measured(own)
             outcome.blocks = plan(own, outcome.memory)
-            agreement.planned(RankBlocks(rank, 0, outcome.blocks, own.block_size), outcome.blocks * own.block_size)
+            agreement.planned(RankBlocks(rank, 0, outcome.blocks, own.block_size), max_model_len(rank))
         except Exception as error:  # noqa: BLE001 - the test looks at it
             outcome.error = error
         outcome.rows = agreement.rows

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, measurement, simulate
 
-from patches.framework.errors import BudgetError
+from patches.framework import settings
+from patches.framework.errors import BudgetError, SettingError
 from patches.kv_budget.decision import describe
+from patches.kv_budget.shares import share_of
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "kv_budget.json").read_text())["cases"]
 GROUPS = [case for case in CASES if "ranks" in case and "inert" not in case and "max_model_len" not in case]
@@ -128,6 +130,27 @@ def test_all_ranks_leaving_the_decision_alike_is_refused_too() -> None:
     ranks = [measurement(rank, [90 * BYTES_PER_BLOCK]) for rank in range(2)]
     (message,) = errors(simulate(ranks, plan=lambda *_: 45)[0])
     assert "the ranks planned 45 blocks; wanted the agreed 90" in message
+
+
+def test_different_lengths_of_an_equal_plan_are_refused() -> None:
+    ranks = [measurement(rank, [90 * BYTES_PER_BLOCK]) for rank in range(2)]
+    (message,) = errors(simulate(ranks, max_model_len=lambda rank: 96 + rank)[0])
+    assert "max_model_len came out as [96, 97]" in message
+
+
+def test_a_share_for_a_rank_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLINT_KV_BUDGET_RANKS", "1=0.5,2=12GiB")
+    assert share_of(1, 3) == {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": None}
+    assert share_of(2, 3) == {"kv_cache_memory_bytes": 12 * 2**30}
+    assert share_of(0, 3) == {}
+    with pytest.raises(BudgetError, match=r"names DP rank 2; wanted ranks 0 to 1"):
+        share_of(0, 2)
+
+
+@pytest.mark.parametrize("text", ["1", "1=", "1=2", "1=0", "1=0GiB", "1=0.5,1=0.6", "x=0.5", "1=12TiB"])
+def test_a_malformed_share_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="SPLINT_KV_BUDGET_RANKS"):
+        settings.get("SPLINT_KV_BUDGET_RANKS", {"SPLINT_KV_BUDGET_RANKS": text})
 
 
 def test_report_changes_nothing_and_refuses_nothing() -> None:
