@@ -182,7 +182,7 @@ RULES = (
         change="Give at least one block more than max_model_len takes.",
         found=_exact_fit,
         upstream=("vllm#35541", "vllm#47272"),
-        vllm="<0.30",
+        vllm="<0.29",
         patch="kv_null_block",
     ),
     Rule(
