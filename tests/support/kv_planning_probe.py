@@ -30,7 +30,7 @@ def planning() -> dict[str, Any]:
         "patched": patched,
         "stock": _scenarios(),
         "waiting": {count: _request_of_128_tokens(count) for count in (8, 9)},
-        "bytes of a block": {kind: _block_bytes(specs) for kind, specs in _models().items()} if counted else {},
+        "bytes of a block": {kind: _block_bytes(kind, specs) for kind, specs in _models().items()} if counted else {},
     }
 
 
@@ -62,6 +62,7 @@ def _config(tokens: int, *, auto: bool = False, override: int | None = None) -> 
         device_config=DeviceConfig(device="cpu"),
     )
     config.model_config = SimpleNamespace(max_model_len=tokens, original_max_model_len=-1 if auto else tokens)
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
     if hasattr(config.cache_config, "kv_cache_layout"):
         config.cache_config.kv_cache_layout = "NHD"
     return config
@@ -105,30 +106,36 @@ def _request_of_128_tokens(blocks: int) -> dict[str, Any]:
 
 
 def _models() -> dict[str, dict[str, Any]]:
-    """Layers that vLLM groups in different ways."""
+    """Layers that vLLM groups in different ways; a connector may ask for packed blocks (from 0.23 on)."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float16, sliding_window=64)
+    mixed = {f"layer.{index}": window if index % 3 else _full(64) for index in range(9)}
     return {
         "one group": {f"layer.{index}": _full(64) for index in range(4)},
         "two head sizes": {f"layer.{index}": _full(64 if index % 2 else 128) for index in range(4)},
-        "full and sliding": {f"layer.{index}": window if index % 3 else _full(64) for index in range(9)},
+        "full and sliding": mixed,
+        "packed": mixed,
     }
 
 
-def _block_bytes(specs: dict[str, Any]) -> dict[str, Any]:
+def _block_bytes(kind: str, specs: dict[str, Any]) -> dict[str, Any]:
     """Bytes of a block as the patch finds them, and as they follow from the sizes that vLLM plans."""
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 
     from patches.kv_null_block.pool import pool_of
 
     config = _config(128, override=5)
+    if kind == "packed":
+        config.kv_transfer_config = SimpleNamespace(kv_connector_extra_config={"enable_cross_layers_blocks": "True"})
     groups = get_kv_cache_groups(config, specs)
     planned = get_kv_cache_config_from_groups(config, groups, 2**30)
+    stride = getattr(planned.kv_cache_tensors[0], "block_stride", 0)
     pool = pool_of(config, groups, 2**30)
     return {
         "found": pool.block,
-        "planned": sum(tensor.size for tensor in planned.kv_cache_tensors) / planned.num_blocks,
+        "planned": stride or sum(tensor.size for tensor in planned.kv_cache_tensors) / planned.num_blocks,
+        "packed": stride > 0,
         "capacity in blocks": pool.capacity / pool.block,
         "override afterwards": config.cache_config.num_gpu_blocks_override,
     }
