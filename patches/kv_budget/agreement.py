@@ -64,9 +64,10 @@ class Agreement:
         hint = "Does its node run vllm-splint, with kv_budget in SPLINT_PATCHES?"
         self._exchange("hello", to_json(own), reduce, min(self.timeout_s, HELLO_TIMEOUT_S), hint)
 
-    def neighbour(self, dp_rank: int) -> Hello:
-        """The hello of another rank."""
-        hello: Hello = from_json(Hello, self.channel.hear("hello", dp_rank, HELLO_TIMEOUT_S))
+    def neighbour(self) -> Hello:
+        """The hello of the next rank, in a ring."""
+        following = (self.channel.rank + 1) % self.channel.size
+        hello: Hello = from_json(Hello, self.channel.hear("hello", following, HELLO_TIMEOUT_S))
         return hello
 
     def measured(self, own: Measurement) -> list[int]:

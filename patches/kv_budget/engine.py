@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import socket
 from typing import Any
 
@@ -12,9 +11,8 @@ from patches.framework import process, roster
 from patches.framework.libraries import installed_version
 from patches.kv_budget import shares
 from patches.kv_budget.measurement import Hello, Measurement
-from patches.kv_budget.watching import pid_namespace
 
-__all__ = ["ep_size", "hello", "measure", "next_local_rank", "not_applicable"]
+__all__ = ["ep_size", "hello", "measure", "not_applicable"]
 
 
 def not_applicable(vllm_config: Any, *, in_group: bool) -> str | None:
@@ -40,14 +38,6 @@ def ep_size(parallel: Any) -> int:
     return int(parallel.data_parallel_size * parallel.tensor_parallel_size * parallel.prefill_context_parallel_size)
 
 
-def next_local_rank(parallel: Any) -> int | None:
-    """The DP rank that this one watches: the next on its node, in a ring; None where it is alone there."""
-    count: int = parallel.data_parallel_size_local
-    first: int = parallel.data_parallel_rank - parallel.data_parallel_rank_local
-    following = first + (parallel.data_parallel_rank_local + 1) % count if count > 1 else parallel.data_parallel_rank
-    return None if following == parallel.data_parallel_rank else following
-
-
 def _device(parallel: Any) -> str:
     from vllm.platforms import current_platform
 
@@ -58,16 +48,14 @@ def _device(parallel: Any) -> str:
     return f"{current_platform.device_type}:{first}" + (f"-{last}" if last > first else "")
 
 
-def hello(vllm_config: Any) -> Hello:
+def hello(vllm_config: Any, lifeline: tuple[str, int]) -> Hello:
     """This rank's place and flags."""
     parallel = vllm_config.parallel_config
     return Hello(
         dp_rank=parallel.data_parallel_rank,
         host=socket.gethostname(),
         device=_device(parallel),
-        pid=os.getpid(),
-        started=roster.start_time(os.getpid()),
-        pid_namespace=pid_namespace(),
+        lifeline=lifeline,
         flags=_flags(vllm_config),
     )
 

@@ -18,18 +18,14 @@ class Hello:
         dp_rank: Rank in the data-parallel group.
         host: Host name, for messages.
         device: Device or devices, for messages.
-        pid: Process id of the engine core.
-        started: Its start time, so that a reused process id is not taken for it.
-        pid_namespace: Identity of the process id's namespace; equal where a neighbour can see the process.
+        lifeline: Address and port of a connection that lasts as long as its process, until all engines are up.
         flags: What must be, or usually is, the same on every rank.
     """
 
     dp_rank: int
     host: str
     device: str
-    pid: int
-    started: int | None
-    pid_namespace: str
+    lifeline: tuple[str, int]
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property

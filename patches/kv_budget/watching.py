@@ -6,17 +6,16 @@ import json
 import logging
 import multiprocessing
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from patches.framework.roster import start_time
 from patches.kv_budget.channel import Channel
+from patches.kv_budget.lifeline import hold
 from patches.kv_budget.measurement import Hello
 
-__all__ = ["Watch", "end_workers", "pid_namespace", "stop_engine"]
+__all__ = ["Watch", "end_workers", "stop_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,37 +25,35 @@ WORKERS_END_WITHIN_S = 1.0
 EXIT_FAILED = 1
 
 
-def pid_namespace() -> str:
-    """Identity of this process's pid namespace on this boot: who has the same one can see this process."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
-
-
 class Watch:
     """One rank's eye on its group until all engines are up.
 
     Two threads that sleep until something happens: one waits for the word that ends the start, on a connection of its
-    own, and so notices when DP0, which holds the store, is gone; the other waits for the end of the next rank's
-    process on this host. A rank watches one other, so a thousand ranks cost a thousand watches.
+    own, and so notices when DP0, which holds the store, is gone; the other holds the lifeline of the next rank, on
+    whatever host it is. A rank watches one other, so a thousand ranks cost a thousand watches.
 
     Args:
         channel: The group's words.
         own: This rank.
         on_failure: Called with a sentence when another rank has failed; it is expected to end the process.
+        on_end: Called when all engines are up.
     """
 
-    def __init__(self, channel: Channel, own: Hello, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self, channel: Channel, own: Hello, on_failure: Callable[[str], None], on_end: Callable[[], None]
+    ) -> None:
         self._channel = channel
         self._listening = channel.clone()
         self._own = own
         self._on_failure = on_failure
+        self._on_end = on_end
         self._done = threading.Event()
         self.stage = "loading the model"
 
     def start(self, neighbour: Hello | None) -> None:
         """Begin to watch."""
         threading.Thread(target=self._listen, name="splint-kv-budget", daemon=True).start()
-        if neighbour is not None and neighbour.pid_namespace == self._own.pid_namespace:
+        if neighbour is not None:
             threading.Thread(target=self._mind, args=(neighbour,), name="splint-kv-neighbour", daemon=True).start()
 
     def _listen(self) -> None:
@@ -74,31 +71,19 @@ class Watch:
         end = json.loads(text) if text else {UP: True}
         if UP in end or self._done.is_set() or end["dp_rank"] == self._own.dp_rank:
             self._done.set()
+            self._on_end()
             return
         self._listening.heard()
         self._on_failure(f"{end['failed']} Stopping all {self._channel.size} ranks.")
 
     def _mind(self, neighbour: Hello) -> None:
-        """Wait for the end of a process on this host, by its descriptor: no polling, no reused pid."""
-        try:
-            descriptor = os.pidfd_open(neighbour.pid)
-        except ProcessLookupError:
-            descriptor = -1
-        if descriptor < 0 or start_time(neighbour.pid) != neighbour.started:
-            self._missed(neighbour)
+        """The listening thread hears of a death like every other rank; of DP0's, which holds the store, by itself."""
+        if not hold(neighbour.lifeline) or self._done.is_set():
             return
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while not self._done.is_set():
-            if poll.poll(1000):
-                self._missed(neighbour)
-                break
-        os.close(descriptor)
-
-    def _missed(self, neighbour: Hello) -> None:
-        """The listening thread hears of it like every other rank; where DP0 itself is gone, it hears that too."""
-        if not self._done.is_set():
+        try:
             self._say_failed(self._channel.clone(), neighbour, "ended without a word (killed?)")
+        except RuntimeError as error:
+            logger.debug("the store is gone: %s", error)
 
     def failed(self, reason: str) -> None:
         """Tell the others why this rank stops."""

@@ -15,6 +15,7 @@ from patches.kv_budget import engine, shares
 from patches.kv_budget.agreement import Agreement, own_row
 from patches.kv_budget.budget import RankBlocks
 from patches.kv_budget.channel import Channel
+from patches.kv_budget.lifeline import Lifeline, address_towards
 from patches.kv_budget.watching import Watch, end_workers, stop_engine
 
 __all__ = ["engine_core", "get_kv_cache_configs", "init_data_parallel", "initialize_kv_caches"]
@@ -30,8 +31,9 @@ class Member:
     def __init__(self, vllm_config: Any, store: Any) -> None:
         parallel = vllm_config.parallel_config
         channel = Channel(store, parallel.data_parallel_rank, parallel.data_parallel_size)
-        self.own = engine.hello(vllm_config)
-        self.watch = Watch(channel, self.own, stop_engine)
+        self.lifeline = Lifeline(address_towards(parallel.data_parallel_master_ip))
+        self.own = engine.hello(vllm_config, self.lifeline.place)
+        self.watch = Watch(channel, self.own, stop_engine, self.lifeline.close)
         self.agreement = Agreement(
             channel,
             policy=settings.get("SPLINT_KV_BUDGET"),
@@ -39,11 +41,10 @@ class Member:
             timeout_s=settings.get("SPLINT_KV_BUDGET_TIMEOUT_S"),
         )
 
-    def join(self, parallel: Any) -> None:
+    def join(self) -> None:
         """Meet the other ranks, then watch them. Raises BudgetError."""
         self.agreement.hello(self.own)
-        following = engine.next_local_rank(parallel)
-        self.watch.start(None if following is None else self.agreement.neighbour(following))
+        self.watch.start(self.agreement.neighbour())
 
 
 _planning: ContextVar[Member | None] = ContextVar("splint_kv_budget", default=None)
@@ -67,7 +68,7 @@ def _join(core: Any, vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
     share = shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)
     member = Member(vllm_config, core.dp_store)
-    member.join(parallel)
+    member.join()
     shares.apply(share, vllm_config.cache_config)
     setattr(core, _MEMBER, member)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
 import time
@@ -34,7 +33,7 @@ def store() -> Any:
 
 def hello(rank: int, **flags: Any) -> Hello:
     """Where a simulated rank says it is."""
-    return Hello(rank, f"node{rank // 8}", f"cuda:{rank % 8}", os.getpid(), None, "here", flags)
+    return Hello(rank, f"node{rank // 8}", f"cuda:{rank % 8}", ("127.0.0.1", 9), flags)
 
 
 def measurement(rank: int, memory: Sequence[int], bytes_per_block: Sequence[int] = (), **more: Any) -> Measurement:

@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection
 
 from torch.distributed import TCPStore
 
-from patches.framework.roster import start_time
 from patches.kv_budget.agreement import Agreement
 from patches.kv_budget.channel import Channel
+from patches.kv_budget.lifeline import Lifeline, address_towards
 from patches.kv_budget.measurement import Hello
-from patches.kv_budget.watching import Watch, pid_namespace
+from patches.kv_budget.watching import Watch
 
 __all__ = ["run"]
 
@@ -29,14 +29,13 @@ def run(rank: int, size: int, port: int, pipe: Connection, *, unseen: bool) -> N
         os._exit(1)
 
     store = TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False, timeout=timedelta(seconds=30))
-    # A neighbour that can't be seen is one on another node.
-    namespace = f"node {rank}" if unseen else pid_namespace()
-    own = Hello(rank, f"node{rank}", f"cuda:{rank}", os.getpid(), start_time(os.getpid()), namespace)
+    lifeline = Lifeline(address_towards("127.0.0.1"))
+    own = Hello(rank, f"node{rank}", f"cuda:{rank}", lifeline.place)
     channel = Channel(store, rank, size)
     agreement = Agreement(channel, policy="align", ep_size=size, timeout_s=30)
     agreement.hello(own)
-    watch = Watch(channel, own, stop)
-    watch.start(agreement.neighbour((rank + 1) % size))
+    watch = Watch(channel, own, stop, lifeline.close)
+    watch.start(None if unseen else agreement.neighbour())
     watch.stage = "measuring its memory"
     pipe.send("watching")
     while (word := pipe.recv()) != "end":

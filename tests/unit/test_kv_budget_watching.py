@@ -84,14 +84,14 @@ def test_a_rank_that_fails_stops_all_others_with_its_name_and_reason(failing: in
         assert ranks[failing].process.exitcode == 3
 
 
-def test_a_rank_killed_on_the_same_host_is_missed_by_its_neighbour_and_named_to_all() -> None:
+def test_a_killed_rank_is_missed_by_its_neighbour_and_named_to_all() -> None:
     with group() as ranks:
         ranks[2].process.kill()
         for text in last_words(ranks[:2]):
             assert "DP2 (node2, cuda:2) ended without a word (killed?)" in text
 
 
-@pytest.mark.parametrize("unseen", [False, True], ids=["same host", "another host"])
+@pytest.mark.parametrize("unseen", [False, True], ids=["seen", "unseen"])
 def test_the_death_of_dp0_shows_by_the_lost_connection(*, unseen: bool) -> None:
     with group(unseen=unseen) as ranks:
         ranks[0].process.kill()

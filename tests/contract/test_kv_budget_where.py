@@ -1,0 +1,75 @@
+"""Where the KV budget has nothing to do it leaves no word in the store, and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import releases
+
+SUPPORT = str(Path(__file__).parents[1])
+PROBE = f"""
+import json, sys
+sys.path.append({SUPPORT!r})
+from types import SimpleNamespace as Names
+from patches.framework import process
+from patches.framework.records import Seam
+from patches.kv_budget import engine, wrappers
+from support.simulated_ranks import store
+
+def config(moe=True, executor="mp", size=2):
+    parallel = Names(
+        data_parallel_rank=0, data_parallel_rank_local=0, data_parallel_index=0, data_parallel_size=size, world_size=1,
+        data_parallel_master_ip="127.0.0.1", distributed_executor_backend=executor, enable_expert_parallel=True,
+    )
+    model = Names(is_moe=moe, max_model_len=128)
+    return Names(parallel_config=parallel, model_config=model, cache_config=Names(block_size=16))
+
+def words(vllm_config):
+    core = Names()
+    wrappers.init_data_parallel(Seam("t", lambda core, _: setattr(core, "dp_store", store()), lambda: None))(
+        core, vllm_config)
+    return core.dp_store.num_keys()
+
+def alone(vllm_config):
+    planned = wrappers.initialize_kv_caches(Seam("t", lambda core, _: Names(num_blocks=90), lambda: None))
+    planned(Names(), vllm_config)
+    return process.start().facts["kv_budget"]
+"""
+
+
+def value(code: str, **env: str) -> Any:
+    return releases.value("0.32.0", PROBE + code, patches="kv_budget", **env)
+
+
+def test_external_launcher_leaves_no_word() -> None:
+    assert value('print(words(config(executor="external_launcher")))') == 0
+
+
+def test_elastic_scale_up_leaves_no_word() -> None:
+    assert value("print(words(config()))", VLLM_ELASTIC_EP_SCALE_UP_LAUNCH="1") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("size=1", "data_parallel_size=1: one engine"),
+        ("moe=False", "a dense model: each DP rank is an engine by itself"),
+        ('executor="external_launcher"', "external_launcher: its executor already takes the least memory of all ranks"),
+    ],
+)
+def test_an_engine_without_a_group_says_why_and_what_it_has(arguments: str, reason: str) -> None:
+    facts = value(f"print(json.dumps(alone(config({arguments}))))")
+    assert (facts["applies"], facts["reason"]) == (False, reason)
+    assert facts["own"] == [{"dp_rank": 0, "blocks": 90, "tokens": 1440, "max_model_len": 128}]
+
+
+def test_elastic_ep_hands_new_ranks_what_holds_for_every_worker() -> None:
+    code = """
+    core = Names(available_gpu_memory_for_kv_cache=7)
+    process.start().note(kv_budget={"memory": [90 * 16384, 90 * 12288]})
+    wrappers._tell_new_ranks(core, None)
+    print(core.available_gpu_memory_for_kv_cache)
+    """
+    assert value("\n".join(line.strip() for line in code.splitlines())) == 90 * 16384
