@@ -22,7 +22,7 @@ from patches.kv_budget.measurement import Hello, Measurement, from_json, to_json
 
 __all__ = ["HELLO_TIMEOUT_S", "Agreement", "own_row"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.splint.kv_budget")
 
 HELLO_TIMEOUT_S = 60.0
 ANSWER_GRACE_S = 30.0

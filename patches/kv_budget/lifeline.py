@@ -8,7 +8,7 @@ import threading
 
 __all__ = ["Lifeline", "address_towards", "hold"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.splint.kv_budget")
 
 CONNECT_S = 10.0
 # A host that is gone can't close its connections: after about 11 s without an answer the kernel says so.

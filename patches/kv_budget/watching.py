@@ -17,7 +17,7 @@ from patches.kv_budget.measurement import Hello
 
 __all__ = ["Watch", "end_workers", "stop_engine"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.splint.kv_budget")
 
 UP = "up"
 ONE_LOOK_S = 3600.0

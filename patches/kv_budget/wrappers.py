@@ -20,7 +20,7 @@ from patches.kv_budget.watching import Watch, end_workers, stop_engine
 
 __all__ = ["engine_core", "get_kv_cache_configs", "init_data_parallel", "initialize_kv_caches"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.splint.kv_budget")
 
 _MEMBER = "splint_kv_budget"
 

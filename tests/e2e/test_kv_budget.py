@@ -62,7 +62,7 @@ def test_the_engines_allocated_what_was_agreed(uneven: Server) -> None:
     assert set(re.findall(r'^vllm:cache_config_info\{.*num_gpu_blocks="(\d+)"', metrics, re.MULTILINE)) == {
         str(2 * BLOCKS)
     }
-    assert uneven.text().count(f"GPU KV cache size: {BLOCKS * BLOCK_SIZE:,} tokens") == 2
+    assert uneven.text().count(f" KV cache size: {BLOCKS * BLOCK_SIZE:,} tokens") == 2
 
 
 def test_the_log_says_once_who_differs_why_and_what_it_costs(uneven: Server) -> None:
@@ -71,6 +71,11 @@ def test_the_log_says_once_who_differs_why_and_what_it_costs(uneven: Server) -> 
     assert len(lines) == 1
     for part in (f"min {BLOCKS} blocks (DP1", "SPLINT_KV_BUDGET_RANKS", f"costs {(8192 - BLOCKS) * BLOCK_SIZE} tokens"):
         assert part in lines[0]
+
+
+def test_the_table_of_ranks_is_in_the_log_once(uneven: Server) -> None:
+    assert uneven.text().count("KV budget (SPLINT_KV_BUDGET=align) of 2 DP ranks:") == 1
+    assert uneven.text().count(f"uses {BLOCKS} ({BLOCKS * BLOCK_SIZE} tokens)") == 2
 
 
 def test_both_ranks_answer_alike(uneven: Server) -> None:
@@ -152,4 +157,4 @@ def test_strict_refuses_unequal_ranks_before_anything_is_allocated(build: Build)
     finally:
         server.kill_session()
     assert "SPLINT_KV_BUDGET=strict" in server.text()
-    assert "GPU KV cache size" not in server.text()
+    assert " KV cache size" not in server.text()
