@@ -2,6 +2,7 @@
 
 SplintError
 ├── RunDirectoryError       no private, writable run directory
+├── MismatchError           a KV block is not what its profile says
 └── RefusedError            this process must not serve; exit code 78
     ├── SettingError        an SPLINT_* variable is unknown or malformed
     ├── FingerprintError    the source under a patch is not the one that was reviewed
@@ -9,6 +10,7 @@ SplintError
     ├── AlreadyReplacedError  somebody else stands where the patch should go
     ├── StaleAliasError     a name elsewhere still holds the unpatched object
     ├── BudgetError         the ranks can't have one KV budget
+    ├── ProfileError        the engine's KV cache can't be described, or not alike in all its processes
     ├── BootstrapError      the start-up hooks did not run in this process
     └── EnvironmentRefusedError  a switch that takes work out of the patches' reach is on
 """
@@ -21,6 +23,8 @@ __all__ = [
     "BudgetError",
     "EnvironmentRefusedError",
     "FingerprintError",
+    "MismatchError",
+    "ProfileError",
     "RefusedError",
     "RunDirectoryError",
     "SettingError",
@@ -51,6 +55,10 @@ class RunDirectoryError(SplintError):
     """No private, writable directory was found for the server's run files."""
 
 
+class MismatchError(SplintError):
+    """A KV block's dtype or shape is not the one that its profile says."""
+
+
 class RefusedError(SplintError):
     """This process must not serve. Supervised servers end with exit code 78."""
 
@@ -77,6 +85,8 @@ class StaleAliasError(RefusedError):
 
 class BudgetError(RefusedError):
     """The ranks of a data-parallel group can't have one KV budget."""
+class ProfileError(RefusedError):
+    """The engine's KV cache can't be described, or its processes describe it differently."""
 
 
 class BootstrapError(RefusedError):

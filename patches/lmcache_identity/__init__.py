@@ -1,0 +1,1 @@
+"""Cache keys that say whose bytes they stand for."""
