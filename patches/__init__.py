@@ -32,6 +32,8 @@ PATCH_IDS = (
     "profile_routing",
     "dummy_token_routing",
     "kv_null_block",
+    "kv_profile",
+    "lmcache_identity",
 )
 
 

@@ -85,6 +85,8 @@ class StaleAliasError(RefusedError):
 
 class BudgetError(RefusedError):
     """The ranks of a data-parallel group can't have one KV budget."""
+
+
 class ProfileError(RefusedError):
     """The engine's KV cache can't be described, or its processes describe it differently."""
 

@@ -15,13 +15,16 @@ from typing import Any
 from patches.framework.errors import MismatchError, ProfileError
 from patches.lmcache_identity.layouts import ITEM_BYTES, Layout
 
-__all__ = ["RUN_TIME_SCALES", "VERSION", "KVCacheProfile", "KVGroup", "check_block", "key_name"]
+__all__ = ["OPAQUE", "RUN_TIME_SCALES", "VERSION", "KVCacheProfile", "KVGroup", "check_block", "key_name"]
 
 VERSION = 1
 """Changes whenever the same engine would get another fingerprint: what older releases stored is then not found."""
 
 DIGITS = 12
 RUN_TIME_SCALES = "run-time"
+OPAQUE = "opaque"
+"""The dtype of groups that are no attention: their tensors have shapes of their own."""
+
 _QUANTISED_AUTO = "FP8_PER_TENSOR"
 
 
@@ -38,7 +41,7 @@ class KVGroup:
         head_dim: Elements of one key; 0 where a block holds no heads.
         row_bytes: Bytes of one stored state in one layer on one rank. A state is a token, save where
             :attr:`tokens_per_state` says otherwise; a Mamba state is that of the whole sequence.
-        dtype: Torch's name of the stored elements.
+        dtype: Torch's name of the stored elements, or :data:`OPAQUE`.
         quantisation: vLLM's ``KVQuantMode`` by name; e4m3 and e5m2 share one.
         tokens_per_state: Tokens that one state covers, a whole number or a fraction.
         extra: Further fields that give bytes another meaning, sorted by name.
@@ -189,13 +192,16 @@ class KVCacheProfile:
         parallel = f"TP{self.tensor_parallel} PP{self.pipeline_parallel} DCP{self.decode_context_parallel}"
         return f"{self.cache_dtype} · {layers} · {self.token_bytes:g} B a token · {self.layout.value} · {parallel}"
 
+    def content(self) -> dict[str, Any]:
+        """The fields without the groups, as JSON values."""
+        content = asdict(self) | {"layout": self.layout.value}
+        del content["groups"]
+        return content
+
     def describe(self) -> dict[str, Any]:
         """The profile as JSON values, for the report."""
-        content = asdict(self)
-        del content["groups"]
         return {
-            **content,
-            "layout": self.layout.value,
+            **self.content(),
             "fingerprint": self.fingerprint,
             "digest": self.digest,
             "token_bytes": self.token_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def codes(*shape: int) -> torch.Tensor:
+def codes(*shape: int) -> Any:
     """Every byte value, over and over: as FP8 that is every number, both infinities and every NaN."""
     size = 1
     for length in shape:
@@ -35,10 +36,10 @@ def codes(*shape: int) -> torch.Tensor:
     return torch.arange(size, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(shape)
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Bit for bit, NaNs included."""
     alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return alike and bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -1,0 +1,32 @@
+"""The engine's own description of its KV cache, derived once, the same in scheduler and worker, or no start."""
+
+from patches.framework.records import Patch, Role, Target
+
+_WRAPPERS = "patches.kv_profile.wrappers"
+
+PATCH = Patch(
+    id="kv_profile",
+    purpose="Derives what the KV cache is (format, weights, configuration) before workers change it; all must agree.",
+    fault="vLLM tells its KV connectors no more of a cache than a torch dtype, which is uint8 for every one-byte"
+    " format; the one string that tells them apart is changed by workers while they load the model.",
+    library="vllm",
+    releases=">=0.32",
+    targets=(
+        Target("vllm.v1.executor.abstract", "Executor.__init__", f"{_WRAPPERS}:executor"),
+        Target("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_worker", f"{_WRAPPERS}:init_worker"),
+        Target(
+            "vllm.v1.core.kv_cache_utils",
+            "generate_scheduler_kv_cache_config",
+            f"{_WRAPPERS}:scheduler_config",
+            reviewed=("generate_scheduler_kv_cache_config", "_project_kv_cache_groups_to_worker"),
+        ),
+        Target(
+            "vllm.distributed.kv_transfer.kv_connector.factory",
+            "KVConnectorFactory.create_connector",
+            f"{_WRAPPERS}:create_connector",
+        ),
+    ),
+    roles=frozenset({Role.ENGINE_CORE, Role.WORKER}),
+    retires="vLLM gives connectors an identity of its KV cache, in one form for scheduler and worker.",
+    exercised_by="the start of an engine with an LMCache connector",
+)

@@ -1,0 +1,243 @@
+"""The profile of a real engine, read from vLLM's own configuration and from what its workers say of their layers.
+
+Read before the workers are started: while a worker loads its model it changes its copy of the configuration
+(``auto`` becomes ``fp8`` or ``fp8_ds_mla``, ``rank`` is set), and the scheduler's copy stays as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+
+from patches.framework.errors import ProfileError
+from patches.framework.libraries import installed_version
+from patches.lmcache_identity.layouts import layout_of
+from patches.lmcache_identity.profile import OPAQUE, RUN_TIME_SCALES, KVCacheProfile, KVGroup
+from patches.lmcache_identity.weights import weights_identity
+
+__all__ = ["canonical", "derive", "fp8_name", "groups_of", "normalised_cache_dtype"]
+
+_NOT_THE_MODELS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+"""Fields of an HF configuration that say where it came from, not what the model is."""
+
+_NOT_THE_BYTES = frozenset(
+    {"block_size", "block_stride_alignment", "page_size_padded", "extra_retained_tokens", "num_speculative_blocks"}
+)
+"""Fields of a layer's KV spec that move blocks about without giving their bytes another meaning."""
+
+_OWN_FIELDS = frozenset({"num_kv_heads", "head_size", "dtype", "kv_quant_mode", "tokens_per_state"})
+
+
+def derive(config: Any) -> KVCacheProfile:
+    """The profile as far as the configuration tells it: everything but the layer groups.
+
+    Args:
+        config: vLLM's ``VllmConfig``, before workers change it.
+
+    Raises:
+        ProfileError: a part can't be told from others of its kind.
+    """
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    return KVCacheProfile(
+        cache_dtype=normalised_cache_dtype(cache.cache_dtype, _name(model.dtype), fnuz=_fnuz()),
+        dtype=_name(model.dtype),
+        layout=layout_of(installed_version("vllm") or "unknown", on_cpu=_on_cpu()),
+        weights=_weights(model, config.load_config),
+        configuration=_configuration(model),
+        weight_quantisation=_quantisation(model),
+        scales=RUN_TIME_SCALES if getattr(cache, "calculate_kv_scales", False) else "checkpoint",
+        draft=_draft(config.speculative_config, config.load_config),
+        tensor_parallel=parallel.tensor_parallel_size,
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        decode_context_parallel=parallel.decode_context_parallel_size,
+        prefill_context_parallel=parallel.prefill_context_parallel_size,
+        interleave=parallel.cp_kv_cache_interleave_size,
+    )
+
+
+def normalised_cache_dtype(cache_dtype: str, model_dtype: str, *, fnuz: bool) -> str:
+    """The one name of a ``--kv-cache-dtype``.
+
+    Args:
+        cache_dtype: As the operator gave it, or ``auto``.
+        model_dtype: Torch's name of the dtype that the model computes in: what ``auto`` means.
+        fnuz: Whether this platform's e4m3 is AMD's, in which the same bytes are other numbers.
+    """
+    if cache_dtype == "auto":
+        return model_dtype
+    name = "fp8_e4m3" if cache_dtype == "fp8" else cache_dtype
+    return f"{name}fnuz" if fnuz and name in ("fp8_e4m3", "fp8_per_token_head") else name
+
+
+def fp8_name() -> str:
+    """What ``fp8`` means on this platform."""
+    return normalised_cache_dtype("fp8", "", fnuz=_fnuz())
+
+
+def _fnuz() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_fp8_fnuz())
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _weights(model: Any, load: Any) -> str:
+    if load is not None and load.load_format == "dummy":
+        return "dummy"
+    source = getattr(model, "model_weights", "") or model.model
+    config_is_the_models = not model.hf_config_path or model.hf_config_path == model.model
+    commit = getattr(model.hf_config, "_commit_hash", None) if config_is_the_models else None
+    return weights_identity(source, model.revision, commit)
+
+
+def _configuration(model: Any) -> str:
+    """Digest of the HF configuration with overrides, and of what vLLM takes from elsewhere for the same purpose."""
+    return _digest({"hf": model.hf_config, "long_rope": _long_rope(model), "sliding": model.disable_sliding_window})
+
+
+def _long_rope(model: Any) -> bool | None:
+    """Whether LongRoPE uses its long factors, which vLLM decides by ``--max-model-len``; None without LongRoPE."""
+    text = model.hf_text_config
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return None
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return None if original is None else bool(model.max_model_len > original)
+
+
+def _quantisation(model: Any) -> str:
+    if not model.quantization:
+        return ""
+    settings = getattr(model, "quantization_config", None)
+    return str(model.quantization) if settings is None else f"{model.quantization}:{_digest(settings)[:12]}"
+
+
+def _draft(speculative: Any, load: Any) -> str:
+    """Identity of the speculative model: its layers lie in the same cache and are stored with the others."""
+    if speculative is None:
+        return ""
+    draft = speculative.draft_model_config
+    parts = [speculative.method, getattr(speculative, "kv_cache_dtype", None)]
+    if draft is not None:
+        parts += [_weights(draft, load), _configuration(draft), _quantisation(draft)]
+    return _digest(parts)
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def canonical(value: Any, where: str = "configuration") -> Any:
+    """A configuration value as JSON that is the same in every process.
+
+    Raises:
+        ProfileError: an object that shows neither its fields nor a name; ``where`` says which one.
+    """
+    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, (float, Fraction)):
+        return repr(value)
+    if callable(getattr(value, "to_dict", None)):
+        value = value.to_dict()
+    if isinstance(value, Mapping):
+        kept = {str(key): found for key, found in value.items() if key not in _NOT_THE_MODELS}
+        return {key: canonical(found, f"{where}.{key}") for key, found in kept.items()}
+    if isinstance(value, (list, tuple)):
+        return [canonical(found, f"{where}[{index}]") for index, found in enumerate(value)]
+    return _object(value, where)
+
+
+def _object(value: Any, where: str) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return sorted((canonical(found, where) for found in value), key=repr)
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if type(value).__module__ == "torch":
+        return str(value)
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if hasattr(value, "__dict__"):
+        return canonical(vars(value), where)
+    return _unknown(value, where)
+
+
+def _unknown(value: Any, where: str) -> Any:
+    raise ProfileError(
+        f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, whose content can't be read",
+        "plain values, mappings, lists, dataclasses or configurations with to_dict",
+        "Report it with the model's name, or leave out kv_profile and lmcache_identity with SPLINT_PATCHES.",
+    )
+
+
+def groups_of(configs: Iterable[Any]) -> Iterator[KVGroup]:
+    """Every layer group of every pipeline stage.
+
+    Args:
+        configs: vLLM's ``KVCacheConfig`` of each worker of the engine, in order of rank. The ranks of one
+            tensor-parallel group hold the same layers and are one stage.
+    """
+    stage, before = -1, None
+    for config in configs:
+        layers = [tuple(group.layer_names) for group in config.kv_cache_groups]
+        if layers == before:
+            continue
+        stage, before = stage + 1, layers
+        for index, group in enumerate(config.kv_cache_groups):
+            yield from _formats(stage, index, group)
+
+
+def _formats(stage: int, index: int, group: Any) -> Iterator[KVGroup]:
+    """The group's layers, apart by format where vLLM lets several formats share a block table."""
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None) or dict.fromkeys(
+        group.layer_names, group.kv_cache_spec
+    )
+    by_spec: dict[Any, list[str]] = {}
+    for layer in group.layer_names:
+        by_spec.setdefault(specs[layer], []).append(layer)
+    for spec, layers in by_spec.items():
+        yield _group(stage, index, tuple(layers), spec)
+
+
+def _group(stage: int, index: int, layers: tuple[str, ...], spec: Any) -> KVGroup:
+    from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, get_kv_cache_spec_kind
+
+    sized = isinstance(spec, (AttentionSpec, MambaSpec))
+    return KVGroup(
+        stage=stage,
+        index=index,
+        layers=layers,
+        kind=get_kv_cache_spec_kind(spec).value,
+        heads=spec.num_heads if sized else 1,
+        head_dim=getattr(spec, "head_size", 0),
+        row_bytes=spec.num_heads * spec.state_content_size_bytes if sized else 0,
+        dtype=_name(spec.dtype) if isinstance(spec, AttentionSpec) else OPAQUE,
+        quantisation=getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE"),
+        tokens_per_state=str(spec.tokens_per_state) if sized else "-1",
+        extra=_extra(spec),
+    )
+
+
+def _extra(spec: Any) -> tuple[tuple[str, str], ...]:
+    """The spec's other fields that differ from their defaults, as text."""
+    left_out = _NOT_THE_BYTES | _OWN_FIELDS
+    found = []
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if field.name not in left_out and value != field.default:
+            found.append((field.name, json.dumps(canonical(value), sort_keys=True)))
+    return tuple(sorted(found))
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
