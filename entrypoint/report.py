@@ -107,6 +107,21 @@ def _patches(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield table
 
 
+def _kv_profiles(report: dict[str, Any]) -> Iterator[RenderableType]:
+    rows = report.get("kv_profiles") or []
+    if not rows:
+        return
+    table = _table("KV in LMCache", "engine", "in keys", "what it is", "weights", "digest")
+    for row in rows:
+        table.add_row(
+            _where(row),
+            *(str(row.get(name, "?")) for name in ("fingerprint", "summary")),
+            str(row.get("weights", "?"))[:20],
+            str(row.get("digest", "?"))[:32],
+        )
+    yield table
+
+
 def _where(process: dict[str, Any]) -> str:
     ranks = {"DP": process.get("dp_rank"), "rank ": process.get("rank")}
     return " ".join(f"{name}{rank}" for name, rank in ranks.items() if rank is not None)
@@ -177,6 +192,7 @@ def render(report: dict[str, Any]) -> RenderableType:
     """The report as tables; parts that it does not have are left out."""
     parts = [
         _head(report),
+        *_kv_profiles(report),
         *_patches(report),
         *_processes(report),
         *_kv_budget(report),

@@ -192,13 +192,6 @@ def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:
         rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
 
 
-def refuse(error: RefusedError) -> None:
-    """Refuse to serve, whatever this process is; returns where the mode only reports."""
-    if _process is None:
-        raise error
-    _process.refuse(error)
-
-
 def current() -> Process | None:
     """The process's state, or None where the start-up hooks did not run."""
     return _process

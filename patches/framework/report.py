@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import patches
 from patches.framework import roster, rundir
+from patches.framework.records import Role
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +29,7 @@ def report(run_dir: Path) -> dict[str, Any]:
         "mode": processes[0]["mode"] if processes else None,
         "libraries": processes[0]["libraries"] if processes else {},
         "kv_cache": _kv_cache(processes),
+        "kv_profiles": _kv_profiles(processes),
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
         "kv_budget": kv_budget(processes),
@@ -55,6 +57,15 @@ def kv_budget(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
     rows = whole["ranks"] if whole else [row for facts in said for row in facts.get("own", [])]
     first = whole or said[0]
     return {"applies": first["applies"], "reason": first.get("reason"), "policy": first.get("policy"), "ranks": rows}
+
+
+def _kv_profiles(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each engine's cached KV is, with the fingerprint in its keys; engines without LMCache have no entry."""
+    return [
+        {"dp_rank": entry["dp_rank"], **entry["facts"]["kv_profile"]}
+        for entry in processes
+        if entry["role"] == Role.ENGINE_CORE.value and "kv_profile" in entry["facts"]
+    ]
 
 
 def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:

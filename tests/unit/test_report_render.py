@@ -29,6 +29,10 @@ REPORT: dict[str, Any] = {
         "applies": True, "policy": "align",
         "ranks": [{"dp_rank": 1, "blocks": 90, "tokens": 1440, "host": "node7", "device": "cpu"}],
     },
+    "kv_profiles": [
+        {"dp_rank": 1, "fingerprint": "kv1-0123456789ab", "digest": "0123456789ab" * 5, "weights": "commit:" + "c" * 40,
+         "summary": "fp8_e5m2 · 2 x full_attention 2 x 64"},
+    ],
     "verdict": {
         "status": "passed", "seconds": 3.2,
         "checks": [
@@ -51,6 +55,7 @@ def test_a_full_report_shows_each_part() -> None:
     text = shown(REPORT)
     for part in ("phase serving", "vllm 0.32.0", "serving_gate", "in no process", "DP1 rank 0", "1 of 2",
                  "one for all (align)", "1440", "node7 cpu",
+                 "kv1-0123456789ab", "fp8_e5m2 · 2 x", "commit:ccccc",
                  "passed in 3.2 s", "no chat template", "It is listed.", "hooks 12"):  # fmt: skip
         assert part in text
 
