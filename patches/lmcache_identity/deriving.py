@@ -1,7 +1,8 @@
 """The profile of a real engine, read from vLLM's own configuration and from what its workers say of their layers.
 
-Read before the workers are started: while a worker loads its model it changes its copy of the configuration
-(``auto`` becomes ``fp8`` or ``fp8_ds_mla``, ``rank`` is set), and the scheduler's copy stays as it was.
+Read before the workers are started, when engine core and worker have equal copies. Later they do not: the engine core's
+learns KV layout, block count and capacity, a worker's learns these in part and hash sizes of its own, and a model with
+a KV scheme or a sparse attention of its own turns ``auto`` into ``fp8`` or ``fp8_ds_mla`` in the workers alone.
 """
 
 from __future__ import annotations

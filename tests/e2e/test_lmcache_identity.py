@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,6 +152,57 @@ def test_every_writer_and_every_reader_on_one_server_across_restarts(build: Buil
                 print(f"{name} after a restart: {hits} hits, {answer[:3]}")
                 assert (hits, same(answer, answers[name])) == (HITS, True)
                 assert same(answer, reader.cold(f"{name} again"))
+
+
+def dense_model(model: str, folder: Path) -> str:
+    """The tiny model without experts: vLLM's LoRA of expert layers needs a GPU."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    sizes = json.loads(Path(model, "config.json").read_text())
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    kept = {name: sizes[name] for name in (*names, "num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id")}
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **kept), dtype=torch.bfloat16)
+    made.save_pretrained(folder)
+    return str(folder)
+
+
+def adapter(folder: Path, seed: int) -> str:
+    """A LoRA adapter of random weights for the queries and outputs of the tiny model's two layers."""
+    import torch
+    from safetensors.torch import save_file
+
+    source = torch.Generator().manual_seed(seed)
+    sizes = {"q_proj": (128, 256), "o_proj": (256, 128)}
+    tensors = {}
+    for name, (wide, out) in sizes.items():
+        for layer in range(2):
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(8, wide, generator=source).to(torch.bfloat16)
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(out, 8, generator=source).to(torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": [*sizes], "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.mark.full
+def test_adapters_and_the_bare_model_answer_from_their_own_bytes(build: Build, model: str, tmp_path: Path) -> None:
+    dense = dense_model(model, tmp_path / "dense")
+    modules = [f"{name}={adapter(tmp_path / name, seed)}" for seed, name in enumerate(("one", "two"))]
+    flags = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules)
+    with lmcache_server(tmp_path / "lmcache.log") as cache, engine(build, cache, *flags, model_path=dense) as server:
+        cold = {}
+        for name in ("tiny", "one", "two"):
+            cold[name], hits = server.ask(model=name)
+            assert hits == 0, name
+        assert len({tuple(answer) for answer in cold.values()}) == 3
+        for name, answer in cold.items():
+            again, hits = server.ask(model=name)
+            assert (hits, same(again, answer)) == (HITS, True), name
 
 
 @pytest.mark.full
