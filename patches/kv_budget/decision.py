@@ -14,7 +14,6 @@ from patches.kv_budget.measurement import Hello, Measurement
 
 __all__ = ["Decision", "compare_hellos", "decide", "describe", "table"]
 
-POLICIES = ("align", "report", "strict")
 SAME_OR_NOTHING = (
     "patch_set",
     "vllm",
