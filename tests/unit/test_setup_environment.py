@@ -27,7 +27,7 @@ pins = st.lists(st.builds(Pin, names, versions, hashes), unique_by=lambda pin: p
 
 
 @given(written=pins)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_lock_is_read_as_it_was_written(tmp_path: Path, written: list[Pin]) -> None:
     path = tmp_path / "x.lock"
     path.write_text(lockfile.render(written, "Made by us."), encoding="utf-8")
