@@ -34,6 +34,8 @@ PATCH_IDS = (
     "kv_null_block",
     "kv_profile",
     "lmcache_identity",
+    "profiling_neighbour",
+    "kv_override_check",
 )
 
 

@@ -2,8 +2,8 @@
 
 Runs in an interpreter of its own (:mod:`support.releases`), which has that release's Python sources but none of its
 compiled parts. So the model is a small one of this module's own, an embedding and a gate, and ``_moe_C::topk_softmax``
-is written out in torch; the dummy sampler run is left out, which needs Triton. Runner, dummy batches, forward context,
-router, groups and the placement of experts are the release's.
+is written out in torch; the dummy sampler run is left out, which needs Triton or compiled parts. Runner, dummy batches,
+forward context, router, groups and the placement of experts are the release's.
 """
 
 from __future__ import annotations
@@ -12,31 +12,20 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from support.tiny_config import EXPERTS, HIDDEN, REQUEST_TOKENS, VOCABULARY, tiny_config
 
 __all__ = ["RANKS", "TOKENS", "main"]
 
 TOKENS = 512
 """Tokens of the largest batch, which the profile run has."""
 RANKS = 2
-EXPERTS = 8
-HIDDEN = 64
-VOCABULARY = 512
-REQUEST_TOKENS = 128
-
-_MODEL = {
-    "architectures": ["Gated"], "model_type": "qwen3_moe", "hidden_size": HIDDEN, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": EXPERTS,
-    "num_experts_per_tok": 1, "moe_intermediate_size": 32, "intermediate_size": 64, "vocab_size": VOCABULARY,
-    "max_position_embeddings": REQUEST_TOKENS, "torch_dtype": "float32",
-}  # fmt: skip
 
 _library = torch.library.Library("_moe_C", "FRAGMENT")
 _library.define(
@@ -122,28 +111,16 @@ def _rank_shares(experts: torch.Tensor) -> list[float]:
 
 
 def _config(*, expert_parallel: bool) -> Any:
-    """The release's own configuration of a small mixture-of-experts model on two data-parallel ranks."""
-    _take_cpu_platform()
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.models import ModelRegistry
-
-    ModelRegistry.register_model("Gated", Gated)
-    folder = Path(tempfile.mkdtemp())
-    (folder / "config.json").write_text(json.dumps(_MODEL))
-    return EngineArgs(
-        model=str(folder), skip_tokenizer_init=True, load_format="dummy", enforce_eager=True, dtype="float32",
-        max_model_len=REQUEST_TOKENS, max_num_seqs=TOKENS // REQUEST_TOKENS, max_num_batched_tokens=TOKENS,
-        data_parallel_size=RANKS, data_parallel_rank=0, data_parallel_address="127.0.0.1",
+    """Two data-parallel ranks of :class:`Gated`."""
+    return tiny_config(
+        Gated,
+        max_num_seqs=TOKENS // REQUEST_TOKENS,
+        max_num_batched_tokens=TOKENS,
+        data_parallel_size=RANKS,
+        data_parallel_rank=0,
+        data_parallel_address="127.0.0.1",
         enable_expert_parallel=expert_parallel,
-    ).create_engine_config()  # fmt: skip
-
-
-def _take_cpu_platform() -> None:
-    """Up to 0.27 the platform is read from the version's "+cpu", which unpacked sources lack."""
-    from vllm import platforms
-    from vllm.platforms.cpu import CpuPlatform
-
-    platforms._current_platform = CpuPlatform()
+    )
 
 
 def _runner_v1(config: Any) -> Any:
@@ -151,6 +128,7 @@ def _runner_v1(config: Any) -> Any:
 
     runner = CPUModelRunner(config, torch.device("cpu"))
     runner.load_model()
+    runner._dummy_sampler_run = lambda _: None
     return runner
 
 
@@ -187,10 +165,6 @@ def _runner_v2(config: Any) -> Any:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    if getattr(config.cache_config, "kv_cache_layout", "") is None:
-        config.cache_config.kv_cache_layout = (
-            "LBNHC"  # since 0.29 the engine's to resolve; the CPU backend has this one
-        )
     runner = GPUModelRunner(config, torch.device("cpu"))
     runner.load_model()
     runner.initialize_kv_cache(KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[]))
