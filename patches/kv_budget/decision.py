@@ -11,6 +11,7 @@ from typing import Any
 from patches.framework.errors import BudgetError
 from patches.kv_budget.budget import KVCacheBudget
 from patches.kv_budget.measurement import Hello, Measurement
+from patches.kv_override_check.limits import KVCacheTooLargeError, check_override
 
 __all__ = ["Decision", "compare_hellos", "decide", "describe", "table"]
 
@@ -142,13 +143,15 @@ def _check_memory(measurements: Sequence[Measurement]) -> None:
                     f"at least one block of {each} bytes",
                     "Free memory on that device, raise --gpu-memory-utilization, or shorten --max-model-len.",
                 )
-            if each and found.override is not None and found.override * each > have:
-                raise BudgetError(
-                    f"KV budget: num_gpu_blocks_override={found.override} needs {found.override * each} bytes on"
-                    f" {found.name} worker {worker}, which has {have}",
-                    f"at most {have // each} blocks",
-                    "Lower --num-gpu-blocks-override, or leave it out.",
-                )
+            if each and found.override is not None:
+                _check_override(found.override, each, have, f"{found.name} worker {worker}")
+
+
+def _check_override(blocks: int, each: int, have: int, name: str) -> None:
+    try:
+        check_override(blocks, each, have, name)
+    except KVCacheTooLargeError as error:
+        raise BudgetError(f"KV budget: {error.found}", error.wanted, error.remedy) from error
 
 
 def _blocks(found: Measurement) -> int:
