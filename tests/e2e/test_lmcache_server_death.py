@@ -52,6 +52,14 @@ def prompt(seed: str) -> list[int]:
     return [chosen.randrange(10, 400) for _ in range(PROMPT_TOKENS)]
 
 
+def lines(answer: httpx.Response) -> Iterator[bytes]:
+    """Lines of an event stream. ``iter_lines`` also breaks at characters that a random model may well say (U+0085)."""
+    rest = b""
+    for chunk in answer.iter_bytes():
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+
+
 def complete(server: Server, token_ids: list[int]) -> Stream:
     body = {
         "model": "tiny", "prompt": token_ids, "max_tokens": ANSWER_TOKENS, "temperature": 0,
@@ -60,8 +68,8 @@ def complete(server: Server, token_ids: list[int]) -> Stream:
     stream = Stream(time.monotonic())
     try:
         with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=60) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
+            for line in lines(answer):
+                if line.startswith(b"data: {"):
                     stream.tokens += json.loads(line[6:])["choices"][0]["token_ids"]
                     stream.arrivals.append(time.monotonic())
     except (httpx.HTTPError, KeyError) as error:
