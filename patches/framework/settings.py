@@ -45,36 +45,6 @@ class Setting:
             raise SettingError(f"{self.name}={text!r}", str(error), "Correct or unset it.") from error
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("a positive number of seconds")
-    return value
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise ValueError("a share from 0 to 1")
-    return value
-
-
-def _kv_dtype(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9_]*", text):
-        raise ValueError("model, auto, or a name that --kv-cache-dtype takes")
-    return text
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 SETTINGS = (
     Setting(
         "SPLINT_MODE",
@@ -152,7 +122,7 @@ SETTINGS = (
         "SPLINT_PROFILING_GROWTH_LIMIT",
         "0.25",
         "Share of a device's memory by which free memory may grow while a worker profiles; beyond it, it refuses.",
-        _share,
+        values.share,
     ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["kv_dtype", "names", "seconds", "shares"]
+__all__ = ["kv_dtype", "names", "seconds", "share", "shares"]
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SHARE = re.compile(r"(?P<rank>\d+)\s*=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>KiB|MiB|GiB)?")
@@ -32,6 +32,17 @@ def kv_dtype(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9_]*", text):
         raise ValueError("model, auto, or a name that --kv-cache-dtype takes")
     return text
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1. Raises ValueError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ValueError("a share from 0 to 1")
+    return value
 
 
 def shares(text: str) -> dict[int, dict[str, Any]]:
