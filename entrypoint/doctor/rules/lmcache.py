@@ -244,6 +244,7 @@ RULES = (
         why="A store that outlives a change of the KV dtype is read in the new one: wrong answers, no error.",
         change="Empty every tier when KV dtype, model revision or vLLM's release changes; one store for each dtype.",
         found=_same_bytes,
+        patch="lmcache_identity",
     ),
     Rule(
         id="no-dtype-in-key",
@@ -253,6 +254,7 @@ RULES = (
         why="Two servers of one model with different KV dtypes, or a store kept over an upgrade, share entries.",
         change="One lmcache server (and one store) for each KV dtype and release of vLLM.",
         found=_no_dtype_in_key,
+        patch="lmcache_identity",
     ),
     Rule(
         id="adapters-in-no-key",
@@ -262,6 +264,7 @@ RULES = (
         why="The KV of one adapter is loaded for another: wrong answers, no error.",
         change="Serve adapters without LMCache, or each adapter as a server of its own with its own store.",
         found=_adapters,
+        patch="lmcache_identity",
         upstream=("vllm#44250", "LMCache#2961"),
     ),
     Rule(
