@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import patches
+from entrypoint.planning.command import plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +26,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command()(plan)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -1,6 +1,7 @@
 """What can go wrong, as types.
 
 SplintError
+├── PlanError               `splint plan` does not know it, or it can't be
 ├── RunDirectoryError       no private, writable run directory
 ├── MismatchError           a KV block is not what its profile says
 └── RefusedError            this process must not serve; exit code 78
@@ -24,6 +25,7 @@ __all__ = [
     "EnvironmentRefusedError",
     "FingerprintError",
     "MismatchError",
+    "PlanError",
     "ProfileError",
     "RefusedError",
     "RunDirectoryError",
@@ -57,6 +59,10 @@ class RunDirectoryError(SplintError):
 
 class MismatchError(SplintError):
     """A KV block's dtype or shape is not the one that its profile says."""
+
+
+class PlanError(SplintError):
+    """A deployment that can't be planned: something is not known to the byte, or it does not fit."""
 
 
 class RefusedError(SplintError):

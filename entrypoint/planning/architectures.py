@@ -1,0 +1,224 @@
+"""From ``config.json`` to a model's shape, for the architectures that are known to the byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from entrypoint.planning import quantisation
+from entrypoint.planning.shape import Experts, GroupedAttention, Indexer, LatentAttention, ModelShape
+from patches.framework import checkpoint
+from patches.framework.errors import PlanError
+
+__all__ = ["ARCHITECTURES", "read"]
+
+Config = Mapping[str, Any]
+
+
+def read(model: str, scheme: str | None = None, *, weigh: bool = True) -> ModelShape:
+    """The shape of the model in a folder (or in the hub's local cache).
+
+    Args:
+        model: The folder, or the name.
+        scheme: ``--quantization``, or None.
+        weigh: Whether the weights' storage scheme matters.
+
+    Raises:
+        PlanError: there is no configuration, or it has something that is not modelled.
+    """
+    config = checkpoint.read(model, None, os.environ)
+    if not config:
+        raise PlanError(f"no config.json of {model} on this machine", "the model's folder", "Name it.")
+    declared = checkpoint.declared_kv_quantisation(config)
+    if weigh:
+        return replace(shape(config, scheme), declared_kv=declared)
+    unquantised = {key: value for key, value in config.items() if key != "quantization_config"}
+    return replace(shape(unquantised), declared_kv=declared)
+
+
+def shape(config: Config, scheme: str | None = None) -> ModelShape:
+    """The shape that a configuration describes.
+
+    Raises:
+        PlanError: it has something that is not modelled.
+    """
+    architecture = ", ".join(config.get("architectures") or ()) or "unnamed"
+    reader = ARCHITECTURES.get(architecture)
+    if reader is None:
+        raise PlanError(f"the architecture {architecture}", f"one of {', '.join(sorted(ARCHITECTURES))}", _MEASURE)
+    for key, modelled in _MODELLED.items():
+        value = config.get(key)
+        if value and value not in modelled and not _unused(config, key):
+            raise PlanError(f"{key} {_short(value)} in the configuration", "a model without it", _MEASURE)
+    try:
+        return reader({key: value for key, value in config.items() if value is not None}, architecture, scheme)
+    except KeyError as error:
+        raise PlanError(f"a configuration of {architecture} without {error}", "a complete one", "Correct it.") from None
+
+
+_MEASURE = "Start it once, and read what it prints."
+_MODELLED: dict[str, tuple[Any, ...]] = {
+    "attention_chunk_size": (),
+    "audio_config": (),
+    "dual_chunk_attention_config": (),
+    "index_topk_freq": (1,),
+    "layer_types": (),
+    "num_kv_shared_layers": (),
+    "sliding_window": (),
+    "vision_config": (),
+}
+"""What changes the KV cache or the weights, and its values that do not."""
+
+
+def _unused(config: Config, key: str) -> bool:
+    if key == "layer_types":
+        return set(config[key]) == {"full_attention"}
+    return key == "sliding_window" and config.get("use_sliding_window") is False
+
+
+def _short(value: Any) -> str:
+    """A value for a message; of a list each of its values once."""
+    return ", ".join(sorted(set(map(str, value)))) if isinstance(value, list) else repr(value)
+
+
+def _common(config: Config, architecture: str, scheme: str | None) -> dict[str, Any]:
+    return {
+        "architecture": architecture,
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "vocabulary": config["vocab_size"],
+        "tied": bool(config.get("tie_word_embeddings", False)),
+        "intermediate": config.get("intermediate_size") or 0,
+        "max_len": _max_len(config),
+        "dtype": checkpoint.dtype(config) or "bfloat16",
+        "quantisation": quantisation.read(config, scheme),
+        "mlp_bias": False,
+        "experts": None,
+        "sparse": frozenset(),
+    }
+
+
+def _max_len(config: Config) -> int | None:
+    """Longest sequence that the configuration promises, or None where its scaling of positions is not a known one."""
+    longest = config.get("max_position_embeddings")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if not isinstance(longest, int):
+        return None
+    if kind in ("default", "llama3"):
+        return longest
+    if kind == "yarn" and "original_max_position_embeddings" in scaling:
+        return int(scaling["original_max_position_embeddings"] * scaling["factor"])
+    return None
+
+
+def _grouped(config: Config, **fields: Any) -> GroupedAttention:
+    heads = config["num_attention_heads"]
+    return GroupedAttention(
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        **fields,
+    )
+
+
+def _llama(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    bias = bool(config.get("attention_bias", False))
+    common = _common(config, architecture, scheme) | {"mlp_bias": bool(config.get("mlp_bias", False))}
+    return ModelShape(**common, attention=_grouped(config, qkv_bias=bias, output_bias=bias))
+
+
+def _qwen2(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    return ModelShape(**_common(config, architecture, scheme), attention=_grouped(config, qkv_bias=True))
+
+
+def _qwen3(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    attention = _grouped(config, qkv_bias=bool(config.get("attention_bias", False)), qk_norm=True)
+    return ModelShape(**_common(config, architecture, scheme), attention=attention)
+
+
+def _mixtral(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    experts = Experts(config["num_local_experts"], config["intermediate_size"], config["num_experts_per_tok"])
+    common = _common(config, architecture, scheme)
+    return ModelShape(**common | _every_layer(config, experts), attention=_grouped(config))
+
+
+def _every_layer(config: Config, experts: Experts) -> dict[str, Any]:
+    return {"experts": experts, "sparse": frozenset(range(config["num_hidden_layers"])), "ends_everywhere": True}
+
+
+def _qwen_moe(config: Config, *, shared: bool) -> dict[str, Any]:
+    """The sparse layers of a Qwen model: every ``decoder_sparse_step``-th one but those that are named dense."""
+    width = config.get("shared_expert_intermediate_size") or 0
+    experts = Experts(
+        number=config["num_experts"],
+        intermediate=config["moe_intermediate_size"],
+        top_k=config["num_experts_per_tok"],
+        shared_intermediate=width if shared else 0,
+        shared_gate=shared and width > 0,
+        router_follows=not shared,
+    )
+    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    layers = range(config["num_hidden_layers"])
+    return {
+        "experts": experts,
+        "sparse": frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0),
+        "ends_everywhere": True,
+    }
+
+
+def _qwen2_moe(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    common = _common(config, architecture, scheme) | _qwen_moe(config, shared=True)
+    return ModelShape(**common, attention=_grouped(config, qkv_bias=bool(config.get("qkv_bias", True))))
+
+
+def _qwen3_moe(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    common = _common(config, architecture, scheme) | _qwen_moe(config, shared=False)
+    attention = _grouped(config, qkv_bias=bool(config.get("attention_bias", False)), qk_norm=True)
+    return ModelShape(**common, attention=attention)
+
+
+def _deepseek(config: Config, architecture: str, scheme: str | None) -> ModelShape:
+    sparse_attention = config.get("index_topk") is not None
+    attention = LatentAttention(
+        heads=config["num_attention_heads"],
+        q_lora_rank=config.get("q_lora_rank"),
+        kv_lora_rank=config["kv_lora_rank"],
+        nope_dim=config["qk_nope_head_dim"],
+        rope_dim=config["qk_rope_head_dim"],
+        v_dim=config["v_head_dim"],
+        indexer=Indexer(config["index_n_heads"], config["index_head_dim"]) if sparse_attention else None,
+    )
+    return ModelShape(**_common(config, architecture, scheme) | _deepseek_experts(config), attention=attention)
+
+
+def _deepseek_experts(config: Config) -> dict[str, Any]:
+    width = config["moe_intermediate_size"]
+    experts = Experts(
+        number=config["n_routed_experts"],
+        intermediate=width,
+        top_k=config["num_experts_per_tok"],
+        shared_intermediate=width * (config.get("n_shared_experts") or 0),
+        shared_whole=True,
+        correction_bias=config.get("topk_method") == "noaux_tc",
+    )
+    first, every = config.get("first_k_dense_replace") or 0, config.get("moe_layer_freq") or 1
+    layers = range(first, config["num_hidden_layers"])
+    return {"experts": experts, "sparse": frozenset(layer for layer in layers if layer % every == 0)}
+
+
+ARCHITECTURES: dict[str, Callable[[Config, str, str | None], ModelShape]] = {
+    "DeepseekV2ForCausalLM": _deepseek,
+    "DeepseekV32ForCausalLM": _deepseek,
+    "DeepseekV3ForCausalLM": _deepseek,
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _llama,
+    "MixtralForCausalLM": _mixtral,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+}
+"""Reader by the architecture's name."""
