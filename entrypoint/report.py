@@ -108,18 +108,14 @@ def _patches(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _kv_profiles(report: dict[str, Any]) -> Iterator[RenderableType]:
-    rows = report.get("kv_profiles") or []
-    if not rows:
-        return
-    table = _table("KV in LMCache", "engine", "in keys", "what it is", "weights", "digest")
-    for row in rows:
-        table.add_row(
-            _where(row),
-            *(str(row.get(name, "?")) for name in ("fingerprint", "summary")),
-            str(row.get("weights", "?"))[:20],
-            str(row.get("digest", "?"))[:32],
-        )
-    yield table
+    """Lines instead of a table: digests are to be compared, so they must stay whole on a narrow terminal."""
+    lines = [
+        f"{_where(row) or 'engine'}: {row.get('fingerprint', '?')}\n  {row.get('summary', '?')}\n"
+        f"  weights {row.get('weights', '?')}\n  digest {row.get('digest', '?')}"
+        for row in report.get("kv_profiles") or []
+    ]
+    if lines:
+        yield Text("\n".join(["KV in LMCache's keys", *lines]))
 
 
 def _where(process: dict[str, Any]) -> str:

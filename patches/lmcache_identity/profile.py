@@ -250,9 +250,11 @@ def key_name(model: str, fingerprint: str, longest: int = LONGEST_MODEL) -> str:
     """The model's name as it stands in cache keys: the operator's, as far as keys can hold it, and the fingerprint.
 
     Stock puts the whole path into every key; file names of more than 255 bytes and ``lm://`` keys of more than 150
-    then fail. A name that is too long, or has one of the keys' own separators in it, keeps its end and a digest.
+    then fail. A name that is too long, or has one of the keys' own separators in it, becomes a digest and its last
+    part.
     """
     if len(model) > longest or _SEPARATORS & set(model):
-        end = "".join(sign for sign in model[-longest // 2 :] if sign not in _SEPARATORS)
-        model = f"{hashlib.sha256(model.encode()).hexdigest()[:DIGITS]}-{end.rpartition('/')[2]}"
+        end = "".join(sign for sign in model.rpartition("/")[2] if sign not in _SEPARATORS)
+        digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
+        model = f"{digest}-{end[DIGITS + 1 - longest :]}"
     return f"{model}-{fingerprint}"

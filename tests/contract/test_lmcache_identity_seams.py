@@ -56,6 +56,14 @@ def test_what_can_not_be_told_or_differs_is_refused(answers: Any, scenario: str,
     assert found in answers[scenario]
 
 
+def test_every_kv_format_that_vllm_knows_has_keys_of_its_own(answers: Any) -> None:
+    keys = answers["keys_of_every_kv_format"]
+    same = {"bfloat16": "auto", "fp8": "fp8_e4m3"}
+    assert {name: keys[name] for name in same} == {name: keys[other] for name, other in same.items()}
+    assert len(set(keys.values())) == len(keys) - len(same)
+    assert {"fp8_e5m2", "nvfp4", "int4_per_token_head", "turboquant_k8v4"} <= set(keys)
+
+
 def test_the_report_shows_profile_and_fingerprint_of_the_engine(answers: Any) -> None:
     told = answers["a_connector_with_a_profile_publishes_it"]
     assert told["engine"].endswith(told["note"]["fingerprint"])

@@ -56,7 +56,14 @@ def test_the_roster_is_complete_and_every_process_is_verified(report: dict[str, 
 def test_the_patches_of_the_main_job_are_applied_and_exercised(report: dict[str, Any]) -> None:
     calls = {patch["id"]: patch["calls"] for patch in report["patches"]}
     print(f"calls by patch: {calls}")
-    for name in ("cpu_expert_parallel", "lmcache_availability", "serving_gate", "process_roster"):
+    for name in (
+        "cpu_expert_parallel",
+        "lmcache_availability",
+        "lmcache_identity",
+        "kv_profile",
+        "serving_gate",
+        "process_roster",
+    ):
         assert calls[name] > 0, name
 
 
@@ -94,7 +101,7 @@ def test_splint_report_reads_the_running_server(stack: Server) -> None:
     )  # fmt: skip
     print(shown.stdout)
     assert shown.returncode == 0, shown.stderr
-    for name in ("cpu_expert_parallel", "kv_series", "engine_core"):
+    for name in ("cpu_expert_parallel", "kv_series", "engine_core", "DP1: kv1-"):
         assert name in shown.stdout
 
 

@@ -123,6 +123,14 @@ def a_connector_without_a_profile(model: str, _folder: Path) -> Any:
     return _said(lambda: _connect(engine))
 
 
+def keys_of_every_kv_format(model: str, _folder: Path) -> Any:
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+
+    return {name: Engine(model, kv_cache_dtype=name).key() for name in get_args(CacheDType)}
+
+
 def keys_without_a_profile(model: str, _folder: Path) -> Any:
     engine = Engine(model)
     for config in engine.kv_configs:
@@ -382,6 +390,7 @@ SCENARIOS = (
     a_worker_without_an_external_cache,
     a_connector_with_a_profile_publishes_it,
     a_connector_without_a_profile,
+    keys_of_every_kv_format,
     keys_without_a_profile,
     vllms_bundled_connector_in_place_of_lmcaches,
     tensors_that_are_what_the_profile_says,

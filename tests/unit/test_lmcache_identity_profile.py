@@ -232,6 +232,11 @@ def test_a_short_model_name_stays_readable_in_keys() -> None:
     assert key_name("Qwen/Qwen3-30B-A3B", "kv1-0123456789ab") == "Qwen/Qwen3-30B-A3B-kv1-0123456789ab"
 
 
+def test_a_long_model_name_keeps_its_last_part() -> None:
+    path = f"/mnt/models/{'folder/' * 9}Qwen3-30B-A3B-FP8"
+    assert re.fullmatch(r"[0-9a-f]{12}-Qwen3-30B-A3B-FP8-kv1-0123456789ab", key_name(path, "kv1-0123456789ab"))
+
+
 @given(st.text(max_size=300))
 def test_key_names_are_short_and_free_of_the_keys_own_separators(model: str) -> None:
     name = key_name(model, PROFILE.fingerprint)
