@@ -88,7 +88,7 @@ def test_a_sound_server_gets_exit_code_0(folder: Path) -> None:
     statuses = {result["id"]: result["status"] for result in found["preflight"]}
     assert statuses["allreduce"] == "passed"
     assert {finding["id"] for finding in found["findings"]} >= {"abrupt-end", "one-expert-rank", "cpu-experts"}
-    assert {finding["level"] for finding in found["findings"]} == {"warn", "note", "held"}
+    assert "refuse" not in {finding["level"] for finding in found["findings"]}
     assert all(len(pairs) == 5 for pairs in found["checklists"].values())
 
 
