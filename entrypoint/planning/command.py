@@ -12,7 +12,7 @@ __all__ = ["plan"]
 
 def plan(  # noqa: PLR0913, PLR0917 - one parameter a flag
     model: Annotated[str, typer.Argument(help="The model's folder: only its config.json is read.")],
-    device_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 141GB.")],
+    device_memory: Annotated[str, typer.Option(help="Of one device, as nvidia-smi shows it: 143771MiB, 80GiB.")],
     tp: Annotated[int, typer.Option("--tensor-parallel-size", "--tp", min=1)] = 1,
     pp: Annotated[int, typer.Option("--pipeline-parallel-size", "--pp", min=1)] = 1,
     dp: Annotated[int, typer.Option("--data-parallel-size", "--dp", min=1)] = 1,

@@ -204,7 +204,7 @@ RULES = (
         change="Unset VLLM_ENABLE_STARTUP_PLAN with data parallelism.",
         found=_plan,
         upstream=("vllm#47388",),
-        vllm=">=0.28",
+        vllm=">=0.26",
         patch="startup_plan_rank",
     ),
     Rule(

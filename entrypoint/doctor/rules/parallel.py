@@ -66,9 +66,10 @@ def _elastic(reading: Reading) -> str | None:
 def _moriio(reading: Reading) -> str | None:
     reads = str(reading.subject.arguments.extra_config.get("read_mode", "")).lower() in ("true", "1")
     reads = reads or reading.variable_on("VLLM_MORIIO_CONNECTOR_READ_MODE")
-    if reading.connector != "MoRIIOConnector" or not reads or reading.dp == 1:
+    prefills = reading.transfer.get("kv_role") != "kv_consumer"
+    if reading.connector != "MoRIIOConnector" or not (reads and prefills) or reading.dp == 1:
         return None
-    return f"MoRIIOConnector in READ mode, data parallel {reading.dp}"
+    return f"MoRIIOConnector in READ mode, data parallel {reading.dp} on the prefill side"
 
 
 def _one_engine_id(reading: Reading) -> str | None:
@@ -177,10 +178,10 @@ RULES = (
         topic=TOPIC,
         what="MoRIIO's READ mode reads data-parallel rank 0 of the prefill side, whichever rank has the KV.",
         why="Foreign KV under the right prompt: fluent, wrong answers.",
-        change="Use WRITE mode, one prefill rank, or vLLM 0.28 or later.",
+        change="Use WRITE mode, one prefill rank, or vLLM 0.27 or later.",
         found=_moriio,
         upstream=("vllm#46106", "vllm#46116"),
-        vllm="<0.28",
+        vllm="<0.27",
         patch="moriio_dp_rank",
     ),
     Rule(
