@@ -35,7 +35,7 @@ def fetch(base_url: str) -> dict[str, Any]:
     try:
         response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
         report = response.json()
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SplintError(f"no answer from {url} ({error})", "a running server", remedy) from error
     except ValueError as error:
         raise SplintError(f"HTTP {response.status_code} from {url}, not JSON", "a report", remedy) from error
@@ -78,8 +78,11 @@ def _table(title: str, *columns: str) -> Table:
 
 def _head(report: dict[str, Any]) -> Text:
     libraries = report.get("libraries") or {}
+    phase = report.get("phase", "unknown")
+    processes = report.get("processes") or []
+    ended = bool(processes) and not any(process.get("alive", True) for process in processes)
     parts = [
-        f"phase {report.get('phase', 'unknown')}",
+        f"ended (the last phase was {phase})" if ended else f"phase {phase}",
         f"mode {report['mode']}" if report.get("mode") else "",
         f"vllm-splint {report['version']}" if report.get("version") else "",
         *(f"{library} {version}" for library, version in libraries.items()),

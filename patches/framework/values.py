@@ -7,8 +7,9 @@ from typing import Any
 
 __all__ = ["kv_dtype", "names", "seconds", "share", "shares"]
 
+LONGEST_S = 30 * 24 * 3600
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SHARE = re.compile(r"(?P<rank>\d+)\s*=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>KiB|MiB|GiB)?")
+_SHARE = re.compile(r"(?P<rank>\d+)\s*=\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>KiB|MiB|GiB)?", re.ASCII)
 
 
 def seconds(text: str) -> float:
@@ -17,8 +18,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ValueError("a positive number of seconds")
+    if not 0 < value <= LONGEST_S:
+        raise ValueError(f"a positive number of seconds, at most {LONGEST_S:,}")
     return value
 
 
@@ -61,8 +62,9 @@ def shares(text: str) -> dict[int, dict[str, Any]]:
 
 
 def _share(number: float, unit: str | None) -> dict[str, Any]:
-    if unit and number:
-        return {"kv_cache_memory_bytes": int(number * UNITS[unit])}
+    size = int(number * UNITS[unit]) if unit else 0
+    if size:
+        return {"kv_cache_memory_bytes": size}
     if unit or not 0 < number <= 1:
         raise ValueError("a fraction above 0 and up to 1, or a size above 0 with KiB, MiB or GiB")
     return {"gpu_memory_utilization": number, "kv_cache_memory_bytes": None}

@@ -126,6 +126,9 @@ class Agreement:
             return json.dumps({"refused": [found, f"all {self.channel.size} DP ranks", hint]})
         except BudgetError as error:
             return json.dumps({"refused": [error.found, error.wanted, error.remedy]})
+        except (KeyError, TypeError, ValueError) as error:
+            found = f"KV budget: DP{REDUCER} can't read what a rank said ({topic}): {type(error).__name__}: {error}"
+            return json.dumps({"refused": [found, "one release of vllm-splint on all nodes", "Use one image."]})
 
     def _answer(self, topic: str, timeout_s: float) -> str:
         try:

@@ -72,7 +72,7 @@ class KVCacheBudget:
             raise BudgetError(
                 f"{self.num_blocks_global} KV blocks do not divide by data_parallel_size={self.dp_size}",
                 "the same number of blocks on every DP rank",
-                f"Use {self.num_blocks_global // self.dp_size * self.dp_size} blocks.",
+                f"Use {max(1, self.num_blocks_global // self.dp_size) * self.dp_size} blocks.",
             )
 
     @classmethod
@@ -102,7 +102,17 @@ class KVCacheBudget:
         return self.per_dp_blocks * self.block_size
 
     def kv_heads(self, total_kv_heads: int, tp_size: int) -> int:
-        """KV heads in a worker's block: tensor parallelism shards (or replicates) them, EP leaves them alone."""
+        """KV heads in a worker's block: tensor parallelism shards (or replicates) them, EP leaves them alone.
+
+        Raises:
+            BudgetError: neither number divides the other.
+        """
+        if min(total_kv_heads, tp_size) < 1 or max(total_kv_heads, tp_size) % min(total_kv_heads, tp_size):
+            raise BudgetError(
+                f"{total_kv_heads} KV heads over tensor_parallel_size={tp_size}",
+                "numbers of which one divides the other",
+                "Change the tensor-parallel size.",
+            )
         return max(1, total_kv_heads // tp_size)
 
     def block_table_shape(self, max_blocks_per_seq: int) -> tuple[int, int]:

@@ -33,6 +33,11 @@ class SilentRanksError(Exception):
         super().__init__(ranks)
 
 
+def _gone(error: Exception) -> ConnectionError:
+    why = str(error).splitlines()[0]
+    return ConnectionError(f"KV budget: DP{REDUCER}, which holds the store of the group, is gone ({why})")
+
+
 class Channel:
     """One rank's access to the words of its group.
 
@@ -78,10 +83,10 @@ class Channel:
             self._store.wait(keys, timedelta(seconds=timeout_s))
             return [value.decode() for value in self._store.multi_get(keys)]
         except DistNetworkError as error:
-            raise ConnectionError(str(error).splitlines()[0]) from error
+            raise _gone(error) from error
         except DistStoreError as error:
             if time.monotonic() < deadline - 1:
-                raise ConnectionError(str(error).splitlines()[0]) from error
+                raise _gone(error) from error
             raise SilentRanksError(
                 [rank for key, rank in zip(keys, ranks, strict=True) if not self._there(key)]
             ) from None

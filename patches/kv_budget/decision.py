@@ -16,9 +16,9 @@ from patches.kv_override_check.limits import KVCacheTooLargeError, check_overrid
 __all__ = ["Decision", "compare_hellos", "decide", "describe", "table"]
 
 SAME_OR_NOTHING = (
+    "SPLINT_KV_BUDGET",
     "patch_set",
     "vllm",
-    "model",
     "max_model_len",
     "block_size",
     "kv_cache_dtype",
@@ -37,6 +37,8 @@ class Decision:
         dp_size: Data-parallel size.
         ep_size: Expert-parallel size.
         block_size: Tokens a block.
+        bytes_agreed: The least memory of all ranks, worker position by worker position; empty under ``report``. What
+            a rank plans with is its agreed blocks in bytes, so that what is left of a block counts nowhere.
     """
 
     policy: str
@@ -44,6 +46,7 @@ class Decision:
     dp_size: int
     ep_size: int
     block_size: int
+    bytes_agreed: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """The decision as it travels."""
@@ -121,16 +124,23 @@ def decide(measurements: Sequence[Measurement], *, policy: str, ep_size: int) ->
     blocks = [_blocks(measurement) for measurement in measurements]
     if policy == "strict" and len(set(blocks)) > 1:
         raise BudgetError(describe(measurements), "equal budgets (SPLINT_KV_BUDGET=strict)", _EQUAL)
-    smallest = _blocks_of_smallest_positions(measurements)
+    least = tuple(min(column) for column in zip(*(found.memory for found in measurements), strict=True))
+    smallest = first.blocks_in(least) if first.override is None else first.override
     budget = KVCacheBudget.of_smallest([smallest] * len(blocks), ep_size=ep_size, block_size=first.block_size)
-    return Decision(policy, budget.num_blocks_global, budget.dp_size, ep_size, budget.block_size)
+    return Decision(policy, budget.num_blocks_global, budget.dp_size, ep_size, budget.block_size, least)
 
 
 _EQUAL = "Free the smaller device, give it its own share with SPLINT_KV_BUDGET_RANKS, or use SPLINT_KV_BUDGET=align."
 
 
 def _must_match(found: Measurement) -> dict[str, Any]:
-    return {**found.facts, "workers": len(found.memory), "bytes a block": list(found.bytes_per_block)}
+    return {
+        **found.facts,
+        "workers": len(found.memory),
+        "bytes a block": list(found.bytes_per_block),
+        "block_size": found.block_size,
+        "num_gpu_blocks_override": found.override,
+    }
 
 
 def _check_memory(measurements: Sequence[Measurement]) -> None:
@@ -156,15 +166,6 @@ def _check_override(blocks: int, each: int, have: int, name: str) -> None:
 
 def _blocks(found: Measurement) -> int:
     return found.blocks if found.override is None else found.override
-
-
-def _blocks_of_smallest_positions(measurements: Sequence[Measurement]) -> int:
-    """Blocks in the least memory of every worker position over the ranks."""
-    first = measurements[0]
-    if first.override is not None:
-        return first.override
-    least = tuple(min(column) for column in zip(*(found.memory for found in measurements), strict=True))
-    return first.blocks_in(least)
 
 
 def describe(measurements: Sequence[Measurement]) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import socket
 from typing import Any
 
-from patches.framework import process, roster
+from patches.framework import process, roster, settings
 from patches.framework.libraries import installed_version
 from patches.kv_budget import shares
 from patches.kv_budget.measurement import Hello, Measurement
@@ -63,6 +63,7 @@ def hello(vllm_config: Any, lifeline: tuple[str, int]) -> Hello:
 def _flags(vllm_config: Any) -> dict[str, Any]:
     cache, model = vllm_config.cache_config, vllm_config.model_config
     return {
+        "SPLINT_KV_BUDGET": settings.get("SPLINT_KV_BUDGET"),
         "patch_set": roster.patch_set_digest(process.start().selection),
         "vllm": installed_version("vllm"),
         "max_model_len": model.original_max_model_len,

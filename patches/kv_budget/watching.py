@@ -63,7 +63,7 @@ class Watch:
                 text = self._listening.wait_for_end(ONE_LOOK_S)
         except ConnectionError as error:
             if not self._done.is_set():
-                self._on_failure(f"KV budget: DP0, which holds the store of the group, is gone ({error})")
+                self._on_failure(str(error))
             return
         self._ended(text)
 

@@ -66,11 +66,15 @@ def init_data_parallel(seam: Seam) -> Callable[..., Any]:
 
 def _join(core: Any, vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
-    share = shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)
     member = Member(vllm_config, core.dp_store)
-    member.join()
-    shares.apply(share, vllm_config.cache_config)
     setattr(core, _MEMBER, member)
+    member.join()
+    try:
+        share = shares.share_of(parallel.data_parallel_rank, parallel.data_parallel_size)
+    except BudgetError as error:
+        member.watch.failed(str(error))
+        raise
+    shares.apply(share, vllm_config.cache_config)
 
 
 def _refusing(step: Callable[[], Any]) -> Any:

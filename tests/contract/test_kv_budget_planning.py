@@ -62,6 +62,19 @@ def test_case(outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
         assert ranks[0]["bytes"] == [90 * 12288, 90 * 4096]
 
 
+def test_one_engine_alone_is_left_alone() -> None:
+    case = next(case for case in CASES if case.get("inert"))
+    code = f"""
+    import json, sys
+    sys.path.append({SUPPORT!r})
+    import vllm.v1.core.kv_cache_utils
+    from support.kv_budget_probe import plan_alone
+    print(json.dumps(plan_alone({case["ranks"][0]})))
+    """
+    found = releases.value(RELEASE, code, patches="kv_budget")
+    assert found == {"patched": case["blocks"] * 2, "stock": case["blocks"] * 2}
+
+
 def test_breaking_the_budget_class_breaks_the_plan() -> None:
     """The blocks come from the class: where it splits twice, the ranks plan something else."""
     name = "two engines, one smaller"

@@ -18,7 +18,7 @@ from patches.kv_budget.agreement import Agreement
 from patches.kv_budget.channel import Channel
 from support.simulated_ranks import hello, store
 
-__all__ = ["plan"]
+__all__ = ["plan", "plan_alone"]
 
 
 def _config(rank: int, size: int, max_model_len: int, *, auto: bool, override: int | None) -> Any:
@@ -43,6 +43,22 @@ def _specs(stages: int) -> list[dict[str, Any]]:
     if stages == 1:
         return [layers]
     return [{name: layers[name] for name in list(layers)[:3]}, {"layer.3": spec}]
+
+
+def plan_alone(memory: list[int]) -> dict[str, list[int]]:
+    """Blocks a worker of one engine that is in no group, with the patch and after it was taken back."""
+    from vllm.v1.core import kv_cache_utils
+
+    from support.patching import take_back
+
+    def blocks() -> list[int]:
+        config = _config(0, 1, 128, auto=False, override=None)
+        planned = kv_cache_utils.get_kv_cache_configs(config, _specs(1) * len(memory), list(memory))
+        return [each.num_blocks for each in planned]
+
+    patched = blocks()
+    take_back()
+    return {"patched": patched, "stock": blocks()}
 
 
 def plan(

@@ -66,7 +66,7 @@ def simulate(
     silent: Sequence[int] = (),
     plan: Callable[[Measurement, list[int]], int] = plan,
     max_model_len: Callable[[int], int] = lambda _: 128,
-    flags: Callable[[int], dict[str, Any]] = lambda _: {},
+    greet: Callable[[int], Hello] = hello,
 ) -> tuple[list[Outcome], float]:
     """Let the ranks agree.
 
@@ -84,7 +84,7 @@ def simulate(
         )
         together.wait()
         try:
-            agreement.hello(hello(rank, **flags(rank)))
+            agreement.hello(greet(rank))
             outcome.memory = agreement.measured(own)
             outcome.blocks = plan(own, outcome.memory)
             agreement.planned(RankBlocks(rank, 0, outcome.blocks, own.block_size), max_model_len(rank))

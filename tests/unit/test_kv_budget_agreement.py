@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, measurement, simulate
+from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello, measurement, simulate
 
 from patches.framework import settings
 from patches.framework.errors import BudgetError, SettingError
-from patches.kv_budget.decision import describe
+from patches.kv_budget.decision import decide, describe
+from patches.kv_budget.measurement import Hello
 from patches.kv_budget.shares import share_of
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "kv_budget.json").read_text())["cases"]
@@ -41,6 +43,8 @@ def test_case(case: dict[str, Any]) -> None:
         assert rows[int(rank)]["tokens_given_up"] == tokens
     if "spread_percent" in case:
         assert f"spread {case['spread_percent']} %" in describe(ranks)
+    if "bytes_agreed" in case:
+        assert decide(ranks, policy=policy, ep_size=1).bytes_agreed == tuple(case["bytes_agreed"])
     if policy == "align":
         assert all(sum(outcome.memory) % BYTES_PER_BLOCK == 0 for outcome in outcomes)
 
@@ -90,10 +94,12 @@ def test_a_rank_that_never_reports_is_named_to_all_others() -> None:
         assert "DP2 did not report within 1 s (hello, missing ranks [2])" in str(outcomes[rank].error)
 
 
-@pytest.mark.parametrize("flag", ["patch_set", "max_model_len", "kv_cache_dtype", "num_gpu_blocks_override"])
+@pytest.mark.parametrize(
+    "flag", ["patch_set", "SPLINT_KV_BUDGET", "max_model_len", "kv_cache_dtype", "num_gpu_blocks_override"]
+)
 def test_ranks_that_can_not_have_one_budget_stop_before_they_measure(flag: str) -> None:
     ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(3)]
-    outcomes, _ = simulate(ranks, flags=lambda rank: {flag: "other" if rank == 2 else "usual"})
+    outcomes, _ = simulate(ranks, greet=lambda rank: hello(rank, **{flag: "other" if rank == 2 else "usual"}))
     (message,) = errors(outcomes)
     assert f'{flag} is "other" on DP2 (node0, cuda:2), "usual" elsewhere' in message
     assert not any(outcome.memory for outcome in outcomes)
@@ -102,7 +108,9 @@ def test_ranks_that_can_not_have_one_budget_stop_before_they_measure(flag: str) 
 @pytest.mark.parametrize(("policy", "refused"), [("strict", True), ("align", False)])
 def test_flags_that_may_differ_are_refused_before_profiling_by_strict_alone(policy: str, *, refused: bool) -> None:
     ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(2)]
-    outcomes, _ = simulate(ranks, policy=policy, flags=lambda rank: {"gpu_memory_utilization": 0.9 - rank * 0.05})
+    outcomes, _ = simulate(
+        ranks, policy=policy, greet=lambda rank: hello(rank, gpu_memory_utilization=0.9 - rank * 0.05)
+    )
     (message,) = errors(outcomes)
     assert ("gpu_memory_utilization is 0.85 on DP1 (node0, cuda:1), 0.9 elsewhere" in message) is refused
 
@@ -111,6 +119,27 @@ def test_different_specifications_of_the_kv_cache_are_refused() -> None:
     ranks = [measurement(rank, [BYTES_PER_BLOCK], facts={"KV specification": f"{rank}"}) for rank in range(2)]
     (message,) = errors(simulate(ranks)[0])
     assert "KV specification is" in message
+
+
+def test_overrides_that_differ_are_refused_also_without_the_hello() -> None:
+    ranks = [measurement(rank, [90 * BYTES_PER_BLOCK], override=80 + rank) for rank in range(2)]
+    (message,) = errors(simulate(ranks)[0])
+    assert "num_gpu_blocks_override is 81 on DP1" in message
+
+
+@dataclass(frozen=True)
+class NewerHello(Hello):
+    """What another release of vllm-splint may say."""
+
+    news: str = "unheard of"
+
+
+def test_words_of_another_release_are_refused_to_all() -> None:
+    ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(2)]
+    outcomes, _ = simulate(ranks, greet=lambda rank: NewerHello(**vars(hello(rank))) if rank else hello(rank))
+    (message,) = errors(outcomes)
+    assert "can't read what a rank said (hello)" in message
+    assert "one release of vllm-splint on all nodes" in message
 
 
 def test_workers_that_do_not_pair_up_are_refused() -> None:
@@ -147,7 +176,9 @@ def test_a_share_for_a_rank_that_is_not_there_is_refused(monkeypatch: pytest.Mon
         share_of(0, 2)
 
 
-@pytest.mark.parametrize("text", ["1", "1=", "1=2", "1=0", "1=0GiB", "1=0.5,1=0.6", "x=0.5", "1=12TiB"])
+@pytest.mark.parametrize(
+    "text", ["1", "1=", "1=2", "1=0", "1=0GiB", "1=0.0001KiB", "\u0661=0.5", "1=0.5,1=0.6", "x=0.5", "1=12TiB"]
+)
 def test_a_malformed_share_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match="SPLINT_KV_BUDGET_RANKS"):
         settings.get("SPLINT_KV_BUDGET_RANKS", {"SPLINT_KV_BUDGET_RANKS": text})

@@ -57,6 +57,8 @@ def test_ep_shrinks_neither_blocks_nor_heads() -> None:
         assert budget.per_ep_view_blocks == 2048
         assert budget.kv_heads(8, tp_size=2) == 4
         assert budget.kv_heads(2, tp_size=8) == 1
+        with pytest.raises(BudgetError, match="8 KV heads over tensor_parallel_size=3"):
+            budget.kv_heads(8, tp_size=3)
 
 
 def test_a_global_number_that_does_not_divide_is_refused_with_the_next_one_that_does() -> None:

@@ -24,6 +24,7 @@ REPORT: dict[str, Any] = {
     "processes": [
         {"role": "worker", "dp_rank": 1, "rank": 0, "pid": 42, "alive": False, "plugin_verified": True,
          "patch_set": "abc", "patches": [{"id": "serving_gate", "state": "applied"}, {"id": "bare", "state": "inert"}]},
+        {"role": "api_server", "rank": 0, "pid": 41, "alive": True},
     ],
     "kv_budget": {
         "applies": True, "policy": "align",
@@ -58,6 +59,16 @@ def test_a_full_report_shows_each_part() -> None:
                  "kv1-0123456789ab", "fp8_e5m2 · 2 x", "commit:ccccc",
                  "passed in 3.2 s", "no chat template", "It is listed.", "hooks 12"):  # fmt: skip
         assert part in text
+
+
+def test_a_server_whose_processes_are_all_gone_has_ended() -> None:
+    gone = [{**REPORT["processes"][0], "alive": False}]
+    assert "ended (the last phase was serving)" in shown({**REPORT, "processes": gone})
+
+
+def test_an_address_that_is_none_is_said_to_be() -> None:
+    with pytest.raises(SplintError, match="no answer from"):
+        report.fetch("http://[::1")
 
 
 @pytest.mark.parametrize("missing", [key for key in REPORT if key != "phase"])
