@@ -74,7 +74,7 @@ _MODELLED: dict[str, tuple[Any, ...]] = {
 
 def _unused(config: Config, key: str) -> bool:
     if key == "layer_types":
-        return set(config[key]) == {"full_attention"}
+        return set(config[key]) <= {"full_attention", "indexed_attention"}
     return key == "sliding_window" and config.get("use_sliding_window") is False
 
 
@@ -140,9 +140,18 @@ def _qwen3(config: Config, architecture: str, scheme: str | None) -> ModelShape:
 
 
 def _mixtral(config: Config, architecture: str, scheme: str | None) -> ModelShape:
-    experts = Experts(config["num_local_experts"], config["intermediate_size"], config["num_experts_per_tok"])
+    experts = Experts(_experts(config), config["intermediate_size"], config["num_experts_per_tok"])
     common = _common(config, architecture, scheme)
     return ModelShape(**common | _every_layer(config, experts), attention=_grouped(config))
+
+
+def _experts(config: Config) -> int:
+    """Routed experts; Transformers 5 saves some models with another's name for it."""
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    found = [config[name] for name in names if name in config]
+    if not found:
+        raise KeyError(names[0])
+    return int(found[0])
 
 
 def _every_layer(config: Config, experts: Experts) -> dict[str, Any]:
@@ -153,7 +162,7 @@ def _qwen_moe(config: Config, *, shared: bool) -> dict[str, Any]:
     """The sparse layers of a Qwen model: every ``decoder_sparse_step``-th one but those that are named dense."""
     width = config.get("shared_expert_intermediate_size") or 0
     experts = Experts(
-        number=config["num_experts"],
+        number=_experts(config),
         intermediate=config["moe_intermediate_size"],
         top_k=config["num_experts_per_tok"],
         shared_intermediate=width if shared else 0,
@@ -197,7 +206,7 @@ def _deepseek(config: Config, architecture: str, scheme: str | None) -> ModelSha
 def _deepseek_experts(config: Config) -> dict[str, Any]:
     width = config["moe_intermediate_size"]
     experts = Experts(
-        number=config["n_routed_experts"],
+        number=_experts(config),
         intermediate=width,
         top_k=config["num_experts_per_tok"],
         shared_intermediate=width * (config.get("n_shared_experts") or 0),
@@ -206,7 +215,11 @@ def _deepseek_experts(config: Config) -> dict[str, Any]:
     )
     first, every = config.get("first_k_dense_replace") or 0, config.get("moe_layer_freq") or 1
     layers = range(first, config["num_hidden_layers"])
-    return {"experts": experts, "sparse": frozenset(layer for layer in layers if layer % every == 0)}
+    sparse = frozenset(layer for layer in layers if layer % every == 0)
+    named = config.get("mlp_layer_types")
+    if named and sparse != {layer for layer, kind in enumerate(named) if kind == "sparse"}:
+        raise PlanError("mlp_layer_types that are not those of first_k_dense_replace", "one of them", _MEASURE)
+    return {"experts": experts, "sparse": sparse}
 
 
 ARCHITECTURES: dict[str, Callable[[Config, str, str | None], ModelShape]] = {

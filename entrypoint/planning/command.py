@@ -18,7 +18,7 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter a flag
     dp: Annotated[int, typer.Option("--data-parallel-size", "--dp", min=1)] = 1,
     expert_parallel: Annotated[bool, typer.Option("--enable-expert-parallel", "--ep")] = False,
     dtype: str = "auto",
-    quantization: Annotated[str | None, typer.Option(help="Where the checkpoint does not say it.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="The checkpoint's own; another is refused.")] = None,
     kv_cache_dtype: str = "auto",
     gpu_memory_utilization: float | None = None,
     max_model_len: int | None = None,

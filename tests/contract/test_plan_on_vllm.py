@@ -75,6 +75,10 @@ def test_caches_are_the_real_layers_own_in_every_kv_dtype(seen: dict[str, Any], 
     assert len(seen["specs"]) >= 2
 
 
+def test_a_configuration_reads_the_same_as_transformers_saves_it(vllm_says: dict[str, Any]) -> None:
+    assert vllm_says["saved"] == dict.fromkeys(CONFIGS, True)
+
+
 @pytest.mark.parametrize("case", [case for case in plan_on_vllm.CASES if case[1:4] == (1, 1, 1)], ids=str)
 def test_longest_sequence_is_the_one_that_vllm_derives(seen: dict[str, Any], case: plan_on_vllm.Case) -> None:
     assert architectures.shape(CONFIGS[case[0]]).max_len == seen["max_model_len"]

@@ -104,6 +104,19 @@ def _look(folder: Path, case: Case) -> dict[str, Any]:
     }
 
 
+def _saved(folder: Path) -> dict[str, bool]:
+    """By model, whether its configuration reads the same once Transformers has saved it in its own way."""
+    from transformers import AutoConfig
+
+    from entrypoint.planning import architectures
+
+    found = {}
+    for model, config in CONFIGS.items():
+        saved = json.loads(AutoConfig.from_pretrained(write(model, folder)).to_json_string())
+        found[model] = architectures.shape(saved) == architectures.shape(config)
+    return found
+
+
 def _specs(config: Any, model: str, tp: int) -> dict[str, bool]:
     """By KV dtype, whether the real layers describe their caches as the plan does."""
     from entrypoint.planning import architectures, engine
@@ -202,7 +215,7 @@ def main() -> None:
     cases = [case for case in CASES if case in QUICK] if sys.argv[2:] == ["quick"] else CASES
     sizes = [(layers, pp) for layers in (2, 28, 61, 94) for pp in (1, 2, 3, 4, 6) if pp <= layers]
     stages = [(layers, pp, [get_pp_indices(layers, rank, pp) for rank in range(pp)]) for layers, pp in sizes]
-    said = {"cases": [_look(folder, case) for case in cases], "stages": stages}
+    said = {"saved": _saved(folder), "cases": [_look(folder, case) for case in cases], "stages": stages}
     print(json.dumps(said | {"sparse": _sparse_attention(), "blocks": blocks()}))
 
 
