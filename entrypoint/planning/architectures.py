@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.planning import quantisation
+from entrypoint.planning import configuration, fields, quantisation
 from entrypoint.planning.shape import Experts, GroupedAttention, Indexer, LatentAttention, ModelShape
 from patches.framework import checkpoint
 from patches.framework.errors import PlanError
@@ -28,32 +27,33 @@ def read(model: str, scheme: str | None = None, *, weigh: bool = True) -> ModelS
     Raises:
         PlanError: there is no configuration, or it has something that is not modelled.
     """
-    config = checkpoint.read(model, None, os.environ)
-    if not config:
-        raise PlanError(f"no config.json of {model} on this machine", "the model's folder", "Name it.")
+    config = configuration.read(model)
+    made = shape(config, scheme, weigh=weigh)
     declared = checkpoint.declared_kv_quantisation(config)
-    if weigh:
-        return replace(shape(config, scheme), declared_kv=declared)
-    unquantised = {key: value for key, value in config.items() if key != "quantization_config"}
-    return replace(shape(unquantised), declared_kv=declared)
+    return replace(made, declared_kv=declared, kv_scales=bool(declared) or quantisation.brings_kv_scales(config))
 
 
-def shape(config: Config, scheme: str | None = None) -> ModelShape:
+def shape(config: Config, scheme: str | None = None, *, weigh: bool = True) -> ModelShape:
     """The shape that a configuration describes.
 
+    Args:
+        config: The configuration.
+        scheme: ``--quantization``, or None.
+        weigh: Whether the weights' storage scheme matters.
+
     Raises:
-        PlanError: it has something that is not modelled.
+        PlanError: a field is not what it must be, or the model has something that is not modelled.
     """
+    fields.check(config)
     architecture = ", ".join(config.get("architectures") or ()) or "unnamed"
     reader = ARCHITECTURES.get(architecture)
     if reader is None:
         raise PlanError(f"the architecture {architecture}", f"one of {', '.join(sorted(ARCHITECTURES))}", _MEASURE)
-    for key, modelled in _MODELLED.items():
-        value = config.get(key)
-        if value and value not in modelled and not _unused(config, key):
-            raise PlanError(f"{key} {_short(value)} in the configuration", "a model without it", _MEASURE)
+    _refuse_what_is_not_modelled(config)
+    ignored = () if weigh else ("quantization_config",)
+    known = {key: value for key, value in config.items() if value is not None and key not in ignored}
     try:
-        return reader({key: value for key, value in config.items() if value is not None}, architecture, scheme)
+        return reader(known, architecture, scheme if weigh else None)
     except KeyError as error:
         raise PlanError(f"a configuration of {architecture} without {error}", "a complete one", "Correct it.") from None
 
@@ -70,6 +70,13 @@ _MODELLED: dict[str, tuple[Any, ...]] = {
     "vision_config": (),
 }
 """What changes the KV cache or the weights, and its values that do not."""
+
+
+def _refuse_what_is_not_modelled(config: Config) -> None:
+    for key, modelled in _MODELLED.items():
+        value = config.get(key)
+        if value and value not in modelled and not _unused(config, key):
+            raise PlanError(f"{key} {_short(value)} in the configuration", "a model without it", _MEASURE)
 
 
 def _unused(config: Config, key: str) -> bool:
@@ -92,6 +99,7 @@ def _common(config: Config, architecture: str, scheme: str | None) -> dict[str, 
         "tied": bool(config.get("tie_word_embeddings", False)),
         "intermediate": config.get("intermediate_size") or 0,
         "max_len": _max_len(config),
+        "limit": _limit(config),
         "dtype": checkpoint.dtype(config) or "bfloat16",
         "quantisation": quantisation.read(config, scheme),
         "mlp_bias": False,
@@ -100,15 +108,35 @@ def _common(config: Config, architecture: str, scheme: str | None) -> dict[str, 
     }
 
 
+_UNSCALED = ("default", "llama3")
+"""Position schemes whose factor is already in ``max_position_embeddings``, or that have none."""
+
+
+def _scaling(config: Config) -> tuple[str, Config]:
+    """How positions are scaled: the kind's name, and its parameters."""
+    named = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = {key: value for key, value in named.items() if value is not None}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    of_each_layer_type = any(isinstance(value, dict) for value in scaling.values())
+    scaled = of_each_layer_type or (kind == "default" and scaling.get("factor", 1) != 1)
+    return ("unknown" if scaled else kind), scaling
+
+
+def _limit(config: Config) -> int | None:
+    """Longest ``--max-model-len`` that vLLM accepts; None where positions are scaled: releases differ there."""
+    return _unscaled_len(config) if _scaling(config)[0] in _UNSCALED else None
+
+
+def _unscaled_len(config: Config) -> int | None:
+    """What the configuration names; ``model_max_length`` comes first, as in vLLM."""
+    return config.get("model_max_length") or config.get("max_position_embeddings")
+
+
 def _max_len(config: Config) -> int | None:
     """Longest sequence that the configuration promises, or None where its scaling of positions is not a known one."""
-    longest = config.get("max_position_embeddings")
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if not isinstance(longest, int):
-        return None
-    if kind in ("default", "llama3"):
-        return longest
+    kind, scaling = _scaling(config)
+    if kind in _UNSCALED:
+        return _unscaled_len(config)
     if kind == "yarn" and "original_max_position_embeddings" in scaling:
         return int(scaling["original_max_position_embeddings"] * scaling["factor"])
     return None
@@ -116,9 +144,14 @@ def _max_len(config: Config) -> int | None:
 
 def _grouped(config: Config, **fields: Any) -> GroupedAttention:
     heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise PlanError(
+            f"num_attention_heads {heads} with num_key_value_heads {kv_heads}", "a multiple of it", "Correct them."
+        )
     return GroupedAttention(
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
+        kv_heads=kv_heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
         **fields,
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from entrypoint.planning.plan import Plan
 
 __all__ = ["plan"]
 
@@ -36,26 +39,34 @@ def plan(  # noqa: PLR0913, PLR0917 - one parameter a flag
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Plan memory, KV blocks and concurrency of a deployment, before there is a device."""
-    from entrypoint.planning import render, sizes
     from entrypoint.planning.deployment import Deployment
     from entrypoint.planning.plan import make
 
-    given = {
-        "kv_memory": kv_cache_memory_bytes,
-        "weights": weights_memory,
-        "activation": activation_memory,
-        "graphs": graph_memory,
-        "other": other_memory,
-    }
     wanted = Deployment(
-        device_memory=sizes.parse(device_memory, "--device-memory"),
         tp=tp, pp=pp, dp=dp, expert_parallel=expert_parallel, dtype=dtype, kv_dtype=kv_cache_dtype,
         utilisation=gpu_memory_utilization, max_model_len=max_model_len, block_size=block_size,
         blocks_override=num_gpu_blocks_override, batched_tokens=max_num_batched_tokens, sequences=max_num_seqs,
-        eager=enforce_eager,
-        **{name: sizes.parse(text, name) for name, text in given.items() if text is not None},
+        eager=enforce_eager, device_memory=_size("--device-memory", device_memory),
+        kv_memory=_measured("kv_memory", kv_cache_memory_bytes), weights=_measured("weights", weights_memory),
+        activation=_measured("activation", activation_memory), graphs=_measured("graphs", graph_memory),
+        other=_measured("other", other_memory),
     )  # fmt: skip
-    made = make(model, wanted, quantization, with_vllm=not without_vllm)
+    _show(make(model, wanted, quantization, with_vllm=not without_vllm), as_json=as_json)
+
+
+def _size(what: str, text: str) -> int:
+    from entrypoint.planning import sizes
+
+    return sizes.parse(text, what)
+
+
+def _measured(what: str, text: str | None) -> int | None:
+    return None if text is None else _size(what, text)
+
+
+def _show(made: Plan, *, as_json: bool) -> None:
+    from entrypoint.planning import render
+
     if as_json:
         print(json.dumps(render.as_json(made), indent=2))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from entrypoint.planning.shape import LatentAttention, ModelShape
@@ -14,6 +15,7 @@ __all__ = ["Deployment"]
 _UTILISATION = 0.92
 _UTILISATION_BEFORE_0_22 = 0.9
 _BLOCK, _LATENT_BLOCK = 16, 64
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class Deployment:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PlanError(f"{name} {value}", "a positive number", "Correct the flag.")
+        if self.block_size is not None and self.block_size % _BLOCK:
+            raise PlanError(
+                f"--block-size {self.block_size}",
+                f"a multiple of {_BLOCK}, as vLLM's attention backends for GPUs demand it",
+                "Correct the flag.",
+            )
 
     @property
     def part(self) -> float:
@@ -81,8 +89,14 @@ class Deployment:
         """Tokens of the longest sequence.
 
         Raises:
-            PlanError: neither the flag nor the configuration says it.
+            PlanError: neither the flag nor the configuration says it, or the flag asks for more than vLLM accepts.
         """
+        if self.max_model_len and shape.limit and self.max_model_len > shape.limit and not _longer_allowed():
+            raise PlanError(
+                f"--max-model-len of {self.max_model_len} tokens for a model of {shape.limit} tokens",
+                "at most the model's own length",
+                f"Lower it, or set {_LONGER}=1 for plan and server alike.",
+            )
         longest = self.max_model_len or shape.max_len
         if longest is None:
             raise PlanError(
@@ -95,3 +109,7 @@ class Deployment:
     def block(self, shape: ModelShape) -> int:
         """Tokens a block."""
         return self.block_size or (_LATENT_BLOCK if isinstance(shape.attention, LatentAttention) else _BLOCK)
+
+
+def _longer_allowed() -> bool:
+    return os.environ.get(_LONGER, "0").strip().lower() in ("1", "true")

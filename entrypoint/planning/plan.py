@@ -207,12 +207,23 @@ def make(model: str, deployment: Deployment, scheme: str | None = None, *, with_
         PlanError: something is not known, does not divide, or does not fit.
     """
     shape = architectures.read(model, scheme, weigh=deployment.weights is None)
+    _refuse_what_contradicts_the_checkpoint(shape, deployment)
+    made = Plan(shape, deployment, with_vllm=with_vllm)
+    made.refuse_what_does_not_fit()
+    return made
+
+
+def _refuse_what_contradicts_the_checkpoint(shape: ModelShape, deployment: Deployment) -> None:
     if shape.declared_kv and deployment.kv_dtype == "auto":
         raise PlanError(
             f"a checkpoint that declares its KV cache to be {shape.declared_kv}, which auto follows",
             "the KV dtype by name",
             "Give --kv-cache-dtype.",
         )
-    made = Plan(shape, deployment, with_vllm=with_vllm)
-    made.refuse_what_does_not_fit()
-    return made
+    if shape.kv_scales and deployment.kv_dtype == "fp8_e5m2":
+        raise PlanError(
+            "--kv-cache-dtype fp8_e5m2 for a checkpoint whose quantisation has KV scales: vLLM does not support it"
+            " with fp8 checkpoints",
+            "auto, fp8 or fp8_e4m3",
+            "Use fp8.",
+        )

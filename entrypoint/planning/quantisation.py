@@ -8,7 +8,7 @@ from typing import Any
 
 from patches.framework.errors import PlanError
 
-__all__ = ["NONE", "Quantisation", "read"]
+__all__ = ["NONE", "Quantisation", "brings_kv_scales", "read"]
 
 FLOAT32 = 4
 ROUTER = "mlp.gate"
@@ -99,6 +99,12 @@ def read(config: Mapping[str, Any], flag: str | None) -> Quantisation:
     return Quantisation(
         f"fp8 in blocks of {block[0]}x{block[1]}", (int(block[0]), int(block[1])), ROUTER not in skipped
     )
+
+
+def brings_kv_scales(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM's attention layers look for KV scales in such a checkpoint, whatever it declares."""
+    declared = config.get("quantization_config") or {}
+    return str(declared.get("quant_method")).startswith(("fp8", "modelopt"))
 
 
 def _unknown(found: str) -> PlanError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrypoint.planning.quantisation import Quantisation
+from patches.framework.errors import PlanError
 
 __all__ = ["Experts", "GroupedAttention", "Indexer", "LatentAttention", "ModelShape"]
 
@@ -66,6 +67,10 @@ class Experts:
     correction_bias: bool = False
     router_follows: bool = False
 
+    def __post_init__(self) -> None:
+        if self.top_k > self.number:
+            raise PlanError(f"{self.top_k} experts a token of {self.number}", "at most all of them", "Correct it.")
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -83,11 +88,13 @@ class ModelShape:
         experts: The sparse layers' experts, or None.
         sparse: Indices of the layers with experts.
         max_len: Longest sequence, in tokens, or None where the configuration leaves it open.
+        limit: Longest sequence that vLLM lets a flag ask for, or None where the configuration leaves it open.
         dtype: Name of the weights' dtype in the configuration.
         quantisation: How the checkpoint's linear layers are stored.
         ends_everywhere: Whether every pipeline stage holds embedding, output layer and last norm, as in vLLM's Mixtral
             and Qwen-MoE classes.
         declared_kv: What the checkpoint declares its KV cache to be quantised to, or None.
+        kv_scales: Whether vLLM looks for scales of the KV cache in the checkpoint.
     """
 
     architecture: str
@@ -101,7 +108,14 @@ class ModelShape:
     experts: Experts | None
     sparse: frozenset[int]
     max_len: int | None
+    limit: int | None
     dtype: str
     quantisation: Quantisation
     ends_everywhere: bool = False
     declared_kv: str | None = None
+    kv_scales: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.intermediate and len(self.sparse) < self.layers:
+            raise PlanError(f"a configuration of {self.architecture} without 'intermediate_size'",
+                            "the width of a dense layer's MLP", "Correct it.")  # fmt: skip

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from patches.framework.errors import PlanError
 
-__all__ = ["Split"]
+__all__ = ["MOST_DP", "Split"]
+
+MOST_DP = 65536
+"""vLLM's front end knows an engine by its rank in two bytes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Split:
         for name in ("tp", "pp", "dp"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} size {getattr(self, name)}", "at least 1", "Correct the flag.")
+        if self.dp > MOST_DP:
+            raise PlanError(f"--data-parallel-size {self.dp}", f"at most {MOST_DP}", "Correct the flag.")
 
     @property
     def devices(self) -> int:

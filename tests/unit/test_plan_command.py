@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_configs import CONFIGS, write
 
@@ -158,6 +158,7 @@ def made(gibibytes: int, dp: int, expert_parallel: bool, kv_dtype: str) -> Plan:
     return Plan(shape, wanted, with_vllm=False)
 
 
+@settings(deadline=None)
 @given(memory=st.integers(60, 200), more=st.integers(0, 100), dp=st.integers(1, 64))
 def test_more_memory_never_means_fewer_blocks(memory: int, more: int, dp: int) -> None:
     for less, greater in zip(
@@ -170,6 +171,7 @@ def test_more_memory_never_means_fewer_blocks(memory: int, more: int, dp: int) -
             assert greater.budget.per_dp_blocks >= less.budget.per_dp_blocks
 
 
+@settings(deadline=None)
 @given(blocks=st.integers(3000, 10**6), dp=st.integers(1, 1024), expert_parallel=st.booleans())
 def test_blocks_are_split_by_dp_once_and_by_ep_never(blocks: int, dp: int, expert_parallel: bool) -> None:
     plan = made(100, dp, expert_parallel, "fp8")
