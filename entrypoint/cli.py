@@ -145,6 +145,14 @@ def report(
 
 
 @app.command()
+def health() -> None:
+    """Say whether the server of this machine or container is open, from its run directory; exit code 0 or 1."""
+    from entrypoint import health as healths
+
+    raise typer.Exit(healths.main([]))
+
+
+@app.command()
 def smoke(
     base_url: Annotated[str, typer.Option(help="The server's address, without /v1.")],
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's key.")] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.text import Text
 from patches.framework import rundir
 from patches.framework.errors import SplintError
 from patches.framework.report import report as report_of
+from patches.supervision import living
 
 __all__ = ["DEFAULT_URL", "fetch", "from_folder", "newest_folder", "render"]
 
@@ -45,19 +45,12 @@ def fetch(base_url: str) -> dict[str, Any]:
 
 
 def newest_folder() -> Path | None:
-    """The run directory of the server that was started last on this machine by this user, or None."""
+    """The run directory of this user's newest living server on this machine, else of the newest that ended, or None."""
     named = rundir.current()
     if named is not None:
         return named if (named / rundir.PHASE).exists() else None
-    phases = [path for base in {"/tmp", "/dev/shm", *_bases()} for path in Path(base).glob("splint-*/" + rundir.PHASE)]  # noqa: S108 - where the servers make their private folders
-    own = [path for path in phases if path.stat().st_uid == os.geteuid()]
-    return max(own, key=lambda path: path.stat().st_mtime).parent if own else None
-
-
-def _bases() -> Iterator[str]:
-    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
-        if os.environ.get(name):
-            yield os.environ[name]
+    folders = [path for path in living.private_folders() if (path / rundir.PHASE).exists()]
+    return next(filter(living.is_living, folders), folders[0] if folders else None)
 
 
 def from_folder(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     verdict.json           what they found
     holds-<pid>            an API server besides the first holds its requests until all open together
-    supervisor.json        pid of the supervising parent
+    supervisor.json        the supervising parent: pid, start in clock ticks after boot, whether a gate tells the phases
 
 Standard library only: it is imported at interpreter start.
 """
@@ -28,10 +28,12 @@ __all__ = [
     "ENV",
     "HOLDS",
     "PHASE",
+    "PREFIX",
     "REFUSED",
     "ROSTER",
     "SMOKE_PLAN",
     "VERDICT",
+    "bases",
     "create",
     "current",
     "read_json",
@@ -45,12 +47,13 @@ PHASE = "phase.json"
 SMOKE_PLAN = "smoke.json"
 VERDICT = "verdict.json"
 HOLDS = "holds-"
+PREFIX = "splint-"
 
 
 _FALLBACKS = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made in there is private
 
 
-def _bases() -> list[Path]:
+def bases() -> list[Path]:
     """Where a private folder may be made, best first; a read-only root leaves at least ``/dev/shm``."""
     named = [os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR")]
     return [Path(base) for base in (*named, *_FALLBACKS) if base]
@@ -62,13 +65,13 @@ def create() -> Path:
     Raises:
         RunDirectoryError: no place for it is writable.
     """
-    for base in _bases():
+    for base in bases():
         try:
-            path = Path(tempfile.mkdtemp(prefix="splint-", dir=base))
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         except OSError:
             continue
         return prepare(path)
-    tried = ", ".join(str(base) for base in _bases())
+    tried = ", ".join(str(base) for base in bases())
     raise RunDirectoryError(
         f"no writable place for the run directory (tried {tried})",
         "one private writable folder",

@@ -8,11 +8,13 @@ import shutil
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from patches.framework import rundir
 from patches.framework.errors import EXIT_REFUSED, RunDirectoryError, SplintError
 from patches.supervision import SUPERVISOR_PID, is_supervised, processes
+from patches.supervision.command import is_headless, is_ungated
+from patches.supervision.living import SUPERVISOR
 from patches.supervision.members import read_object
 from patches.supervision.parent import HANDLED, Supervisor, say
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["supervise"]
 
 _LOCK = "supervisor.lock"
-_STATE = "supervisor.json"
 _BATTERY = "battery.json"
 _CACHE_SERVER = "lmcache_server"
 
@@ -73,7 +74,7 @@ def _claim(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, _STATE)]
+    left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, SUPERVISOR)]
     left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     kept = _cache_servers(folder / rundir.ROSTER)
@@ -116,10 +117,22 @@ def _become_server(parent: int, folder: Path, previous: Collection[int]) -> None
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
+def _about(child: int) -> dict[str, Any]:
+    """What others may know of this supervising parent; ``gated`` says whether the run directory will tell phases."""
+    own = processes.read_state(os.getpid())
+    return {
+        "pid": os.getpid(),
+        "started": own.started if own else None,
+        "main_pid": child,
+        "since": time.time(),
+        "gated": not (is_headless(sys.orig_argv) or is_ungated(os.environ.get("SPLINT_PATCHES", ""))),
+    }
+
+
 def _become_parent(child: int, folder: Path, previous: Collection[int], *, private: bool) -> NoReturn:
     code = 1
     try:
-        rundir.write_json(folder / _STATE, {"pid": os.getpid(), "main_pid": child, "since": time.time()})
+        rundir.write_json(folder / SUPERVISOR, _about(child))
         code = Supervisor(child, folder, sys.orig_argv, previous).run()
     except Exception as error:  # noqa: BLE001 - whatever fails here, no server must go on without its supervisor
         say(f"the supervising parent failed ({type(error).__name__}: {error}); ending the server")

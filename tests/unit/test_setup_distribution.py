@@ -59,7 +59,7 @@ def test_the_wheel_ships_the_line_the_reviewed_sources_and_the_entry_points(whee
         assert archive.read("vllm_splint.pth").decode() == LINE
     assert {path.relative_to(ROOT).as_posix() for path in ROOT.glob("patches/reviewed/*.json")} <= names
     assert "vllm_splint = patches.plugin:verify" in entry_points
-    assert "splint = entrypoint.cli:main" in entry_points
+    assert "splint = entrypoint.start:main" in entry_points
     assert not {name for name in names if name.startswith(("tests", "tools", "docs"))}
 
 

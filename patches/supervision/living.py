@@ -1,0 +1,66 @@
+"""Which servers of this user live on this machine, by the run directories they keep."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from patches.framework import rundir
+from patches.supervision import processes
+from patches.supervision.members import WATCHED, read_object
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["SUPERVISOR", "attested", "is_alive", "is_living", "private_folders"]
+
+SUPERVISOR = "supervisor.json"
+
+
+def is_alive(pid: Any, started: Any) -> bool:
+    """Whether process ``pid`` runs and is the one that started at ``started`` clock ticks after boot.
+
+    The pid alone would not do: in a container the next server has the number of the last one.
+    """
+    if not isinstance(pid, int) or not isinstance(started, int):
+        return False
+    state = processes.read_state(pid)
+    return state is not None and not state.ended and state.started == started
+
+
+def attested(folder: Path) -> list[dict[str, Any]]:
+    """The attestations in ``folder`` with ``alive`` added. One small file a process, nothing else is read."""
+    entries = [read_object(path) for path in sorted((folder / rundir.ROSTER).glob("*.json"))]
+    return [{**entry, "alive": is_alive(entry.get("pid"), entry.get("start_time"))} for entry in entries if entry]
+
+
+def is_living(folder: Path) -> bool:
+    """Whether the server of ``folder`` runs: its supervising parent or, where it has none, any of its processes."""
+    supervisor = read_object(folder / SUPERVISOR)
+    if supervisor:
+        return is_alive(supervisor.get("pid"), supervisor.get("started"))
+    return any(entry["alive"] and _is_server(entry) for entry in attested(folder))
+
+
+def _is_server(entry: Mapping[str, Any]) -> bool:
+    """An LMCache server that shares the folder comes before its engine and outlives it."""
+    return entry.get("role") in WATCHED
+
+
+def private_folders() -> list[Path]:
+    """The run directories of this user's servers, newest first, those that a killed server left behind included."""
+    found = {path for base in set(rundir.bases()) for path in base.glob(f"{rundir.PREFIX}*")}
+    dated = [(since, path) for path in found if (since := _since(path)) is not None]
+    return [path for _, path in sorted(dated, reverse=True)]
+
+
+def _since(folder: Path) -> float | None:
+    """When the folder's server last wrote one of its two marks; None for a folder that is not ours, or gone."""
+    try:
+        if folder.stat().st_uid != os.geteuid():
+            return None
+        marks = [folder / name for name in (rundir.PHASE, SUPERVISOR)]
+        return max((mark.stat().st_mtime for mark in marks if mark.exists()), default=None)
+    except OSError:  # it ends while we look
+        return None
