@@ -46,6 +46,15 @@ class Counters:
 
         return count
 
+    def increase(self, name: str, by: int) -> None:
+        """Count ``by`` more for ``name``. Not for several threads at once.
+
+        Raises:
+            OverflowError: more than :data:`CAPACITY` names.
+        """
+        self.add(name)
+        self._cells[self._names.index(name)] += by
+
     def share(self, path: Path) -> None:
         """Go on counting in the file at ``path``, from the numbers reached so far."""
         with open(path, "w+b") as file:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import aliases, kv_dtype, reach, roster, rundir, settings, timing
+from patches.framework import aliases, kv_dtype, reach, roster, rundir, settings, tallies, timing
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
@@ -40,6 +40,7 @@ class Process:
         self._lock = threading.RLock()
         self.application = Application(patches.catalogue(), refuse=self.enforcing, on_change=self.attest)
         self.application.select(self.selection)
+        tallies.on_new_name(self.attest)
 
     @property
     def enforcing(self) -> bool:
@@ -56,6 +57,7 @@ class Process:
             with timing.phase("roster"):
                 rundir.prepare(run_dir)
                 self.application.counters.share(self._file(run_dir).with_suffix(".calls"))
+                tallies.share(self._file(run_dir).with_suffix(tallies.SUFFIX))
         self.attest()
 
     def attest(self) -> None:
@@ -104,6 +106,7 @@ class Process:
             "patches": [{"id": name, "state": found.state.value, "reason": found.reason} for name, found in states],
             "missed": [target.name for target in self.application.missed()],
             "seams": list(self.application.counters.names),
+            "tallied": list(tallies.names()),
             "timings_ms": timing.phases_ms(),
         }
 
@@ -173,6 +176,7 @@ class Process:
         self.identity = {}
         self.verified = False
         self.application.counters.reset()
+        tallies.reset()
 
 
 def _adopt_run_dir() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import patches
-from patches.framework import roster, rundir
+from patches.framework import roster, rundir, tallies
 from patches.framework.records import Role
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def report(run_dir: Path) -> dict[str, Any]:
         "libraries": processes[0]["libraries"] if processes else {},
         "kv_cache": _kv_cache(processes),
         "kv_profiles": _kv_profiles(processes),
+        "lmcache": _lmcache(processes),
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
         "kv_budget": kv_budget(processes),
@@ -57,6 +58,18 @@ def kv_budget(processes: list[dict[str, Any]]) -> dict[str, Any] | None:
     rows = whole["ranks"] if whole else [row for facts in said for row in facts.get("own", [])]
     first = whole or said[0]
     return {"applies": first["applies"], "reason": first.get("reason"), "policy": first.get("policy"), "ranks": rows}
+
+
+def _lmcache(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the external cache did and did not do so far, over all processes; empty before the first count."""
+    if not any(entry["tallies"] for entry in processes):
+        return []
+    return [
+        {"name": name, "labels": dict(zip(tallies.METRICS[name].labels, labels, strict=True)), "count": count}
+        for name, found in tallies.total(processes).items()
+        for labels, count in found.items()
+        if name in tallies.METRICS
+    ]
 
 
 def _kv_profiles(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import counters, rundir
+from patches.framework import counters, rundir, tallies
 from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
@@ -47,6 +47,7 @@ def load(run_dir: Path) -> list[dict[str, Any]]:
         data = rundir.read_json(path)
         if data is not None:
             data["calls"] = counters.read(path.with_suffix(".calls"), tuple(data["seams"]))
+            data["tallies"] = counters.read(path.with_suffix(tallies.SUFFIX), tuple(data.get("tallied", ())))
             data["alive"] = data["start_time"] is not None and start_time(data["pid"]) == data["start_time"]
             found.append(data)
     return found

@@ -4,6 +4,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
 
     roster/<pid>.json      one attestation a process
     roster/<pid>.calls     its call counters, one unsigned 64-bit integer a seam, live
+    roster/<pid>.tally     what it counted of the external cache (hits, misses, stores), likewise
     refused/<pid>.json     why a process refused to serve
     phase.json             {"phase": ..., "since": ..., "drain_s": ...}, by the first API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from patches.framework import tallies
 from patches.framework.records import Seam
-from patches.lmcache_availability import tally
 from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, limit_s, message_s
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
@@ -38,8 +38,9 @@ class Watch:
     def give_up(self, future: Any) -> bool:
         """End the request without an answer. A late answer finds it ended and changes nothing."""
         self.link.overdue(self.operation)
-        if self.operation == "lookup":
-            tally.add("lookups_given_up", "no answer in time")
+        if self.operation in _LOOKUPS:
+            detail = f"{self.link.url} did not answer {self.operation} in time; the prompt is computed"
+            tallies.miss("lookup_unanswered", "server", detail)
         future.set_exception(
             ServerUnavailableError(f"LMCache server {self.link.url} did not answer {self.operation} in time")
         )
@@ -134,7 +135,7 @@ def cancel_streams(seam: Seam) -> Callable[..., Any]:
             future.set_exception(_gone(link, spec.operation))
         lookups = sum(spec.operation in _LOOKUPS for _, spec in pending.values())
         if lookups and not link.closing:
-            tally.add("lookups_given_up", "server lost", lookups)
+            tallies.miss("server_lost", "server", f"{link.url} is gone; prompts are computed", lookups)
 
     return end_all
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from patches.lmcache_availability import tally
+from patches.framework import tallies
 
 __all__ = ["Link", "ServerUnavailableError", "State"]
 
@@ -100,7 +100,7 @@ class Link:
     def disconnected(self) -> None:
         """The connection broke: the server is proven gone."""
         if not self.closing and self._enter(State.LOST) and self.in_service:
-            tally.add("disconnects", "connection lost")
+            tallies.add("lmcache_outages", "lost")
             logger.warning(
                 "LMCache server %s is gone (connection lost). Requests go on without it: look-ups miss, loads are"
                 " recomputed, stores are dropped. Caching resumes when it is back.",
@@ -110,7 +110,7 @@ class Link:
     def overdue(self, operation: str) -> None:
         """An answer to ``operation`` did not come in time."""
         if self._enter(State.SILENT) and self.in_service:
-            tally.add("silences", operation)
+            tallies.add("lmcache_outages", "silent")
             logger.warning(
                 "LMCache server %s did not answer %s in time. Requests go on without it until it answers again.",
                 self.url,
@@ -120,7 +120,7 @@ class Link:
     def answered(self) -> None:
         """The server answered: it is there."""
         if self._enter(State.ANSWERING) and self.in_service:
-            tally.add("recoveries", "answers again")
+            tallies.add("lmcache_outages", "recovered")
             logger.warning("LMCache server %s answers again; caching resumes.", self.url)
 
     def _enter(self, state: State) -> bool:

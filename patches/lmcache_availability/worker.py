@@ -10,9 +10,9 @@ from functools import wraps
 from typing import Any
 
 from patches.framework.records import Seam
-from patches.lmcache_availability import tally
 from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.link import Link, ServerUnavailableError
+from patches.lmcache_availability.results import results_of
 
 __all__ = ["poll", "submit_retrieve_request", "submit_store_request"]
 
@@ -27,15 +27,19 @@ def submit_store_request(seam: Seam) -> Callable[..., Any]:
     original = seam.original
 
     @wraps(original)
-    def store(self: Any, request_id: str, *args: Any, **kwargs: Any) -> None:
+    def store(self: Any, request_id: str, op: Any, *args: Any, **kwargs: Any) -> None:
         seam.count()
+        before = self.store_futures.get(request_id)
         with _trouble_ends(link_of(self.req_client)) as trouble:
-            original(self, request_id, *args, **kwargs)
+            original(self, request_id, op, *args, **kwargs)
         if trouble and self.lazy_offload:
             self._completed_store_requests[request_id] = 1
             self._failed_store_requests.add(request_id)
-        if self.is_kv_writer and (trouble or not self.is_healthy):
-            tally.add("stores_lost", trouble[0] if trouble else "server unavailable")
+        future = self.store_futures.get(request_id)
+        if future is not None and future is not before:
+            results_of(self).store_sent(future, op.end - op.start)
+        elif self.is_kv_writer:
+            results_of(self).store_lost(trouble[0] if trouble else "server_unavailable")
 
     return store
 
@@ -49,13 +53,18 @@ def submit_retrieve_request(seam: Seam) -> Callable[..., Any]:
         seam.count()
         link = link_of(self.req_client)
         link.token_bytes = _message_bytes_a_token(self)
-        with _loads_counted(self):
-            with _trouble_ends(link) as trouble:
-                original(self, request_id, op, *args, **kwargs)
-            if trouble:
-                self.error_block_ids.update(op.flat_block_ids)
-                self._failed_request_ids.add(request_id)
-                self._dropped_retrieves.add(request_id)
+        with _trouble_ends(link) as trouble:
+            original(self, request_id, op, *args, **kwargs)
+        if trouble:
+            self.error_block_ids.update(op.flat_block_ids)
+            self._failed_request_ids.add(request_id)
+            self._dropped_retrieves.add(request_id)
+        tokens = op.end - op.start - op.skip_first_n_tokens
+        if request_id in self.retrieve_futures:
+            results_of(self).load_sent(self.retrieve_futures[request_id][0], tokens)
+        else:
+            detail = f"{link.url} was not there for a load; its tokens are computed"
+            results_of(self).load_failed(tokens, detail)
 
     return retrieve
 
@@ -81,12 +90,12 @@ def _trouble_ends(link: Link) -> Iterator[list[str]]:
     try:
         yield trouble
     except ServerUnavailableError:
-        trouble.append("server unavailable")
+        trouble.append("server_unavailable")
     except RuntimeError as error:
         if link.settled():
             raise
         logger.warning("A transfer failed while the connection to the LMCache server changed: %s", error)
-        trouble.append("connection changed")
+        trouble.append("connection_changed")
 
 
 def poll(seam: Seam) -> Callable[..., Any]:
@@ -102,6 +111,7 @@ def poll(seam: Seam) -> Callable[..., Any]:
     @wraps(original)
     def finished(self: Any, *args: Any, **kwargs: Any) -> tuple[set[str] | None, set[str] | None]:
         seam.count()
+        results_of(self).collect()
         if self.is_healthy:
             try:
                 return original(self, *args, **kwargs)  # type: ignore[no-any-return]
@@ -110,7 +120,7 @@ def poll(seam: Seam) -> Callable[..., Any]:
         if not _disconnects_show(self.req_client):
             return original(self, *args, **kwargs)  # type: ignore[no-any-return]
         _settle_lost(self)
-        with _loads_counted(self), _seen_as_answering(self):
+        with _seen_as_answering(self):
             sent, received = original(self, *args, **kwargs)
         # Like stock's own unhealthy branch: vLLM deletes the request at the first of the two reports.
         return (sent - received if sent and received else sent), received
@@ -121,15 +131,6 @@ def poll(seam: Seam) -> Callable[..., Any]:
 def _disconnects_show(client: Any) -> bool:
     """Whether a broken connection is noticed: with ZMQ, not with gRPC, where stock's behaviour is kept."""
     return hasattr(client, "_message_queue_client")
-
-
-@contextmanager
-def _loads_counted(adapter: Any) -> Iterator[None]:
-    before = len(adapter._failed_request_ids)
-    yield
-    failed = len(adapter._failed_request_ids) - before
-    if failed:
-        tally.add("loads_recomputed", "server unavailable", failed)
 
 
 @contextmanager

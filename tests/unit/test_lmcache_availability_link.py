@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from patches.framework import settings
-from patches.lmcache_availability import limits, tally
+from patches.framework import settings, tallies
+from patches.lmcache_availability import limits
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 from patches.lmcache_availability.start import server_command
 
@@ -90,11 +90,11 @@ def test_heartbeat_that_starts_during_an_outage_starts_unhealthy(link: Link) -> 
 
 
 def test_trouble_before_service_is_not_reported_as_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    before = tally.snapshot()
+    before = tallies.snapshot()
     starting = Link()
     starting.disconnected()
     starting.answered()
-    assert (caplog.messages, tally.snapshot()) == ([], before)
+    assert (caplog.messages, tallies.snapshot()) == ([], before)
 
 
 def test_unavailability_is_a_timeout_for_lmcache_and_a_lost_connection_for_people() -> None:
