@@ -12,7 +12,11 @@ from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
     from patches.framework.arguments import Arguments
 
@@ -25,24 +29,52 @@ _STARTED = "_splint_started"
 
 
 class _FirstLook:
-    """Registers the post-import hooks when vLLM or LMCache is first looked for, and is gone afterwards.
+    """Has the post-import hooks registered before vLLM or LMCache is first imported, and is gone afterwards.
+
+    Python searches under its global import lock. Importing the hooks there would wait for ever for a thread that is
+    importing one of their modules and needs that lock to go on; so they are imported by the loader, which holds none.
 
     The package's name is a common one. A program must find its own ``patches``, so ours steps aside until then.
     """
 
     def __init__(self) -> None:
         self._modules = _step_aside()
-        # Another thread that looks for the other library must not get past the hooks while they are registered.
+        # Another thread that imports the other library must not get past the hooks while they are registered.
         self._lock = RLock()
+        self._begun = False
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in LIBRARIES:
-            return
+            return None
+        spec = self.search(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _HooksFirst(self, spec.loader)  # type: ignore[assignment]  # it has what the import system calls
+        return spec
+
+    def search(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What all other finders know of ``name``."""
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def install(self, name: str) -> None:
+        """Register the hooks, once; where that fails, every import of a library fails with the same error."""
         with self._lock:
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            if self._begun or self not in sys.meta_path:
+                return
+            self._begun = True
+            try:
                 self._step_in()
                 _install(name)
+                sys.meta_path.remove(self)
+            finally:
+                self._begun = False
 
     def _step_in(self) -> None:
         """Put our modules back. Raises ImportError where the program has loaded another package of that name."""
@@ -53,6 +85,24 @@ class _FirstLook:
                     f"a foreign package {name!r} ({found.__file__}) was imported before vLLM; wanted vllm-splint's."
                     f" Rename it, or set SPLINT_MODE=off for stock vLLM."
                 )
+
+
+class _HooksFirst:
+    """The library's own loader, but for the hooks, which come first."""
+
+    def __init__(self, first: _FirstLook, loader: Loader) -> None:
+        self._first = first
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        self._first.install(spec.name)
+        # Searched anew, so that a hook on the library itself takes part.
+        found = self._first.search(spec.name)
+        spec.loader = found.loader if found is not None else self._loader
+        return self._loader.create_module(spec)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
 
 def _step_aside() -> dict[str, ModuleType]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from entrypoint.checking import CheckFailedError, DoesNotApplyError, InTime, Outcome
 from entrypoint.preflight.check import WARN, Check
-from patches import catalogue
 from patches.framework import settings
 from patches.framework.errors import RefusedError
-from patches.framework.libraries import DISTRIBUTIONS
 from patches.framework.selection import selected
 from patches.serving_gate.plan import CheckResult
 
@@ -42,24 +39,10 @@ def run(subject: Subject, checks: Iterable[Check]) -> Iterator[CheckResult]:
 
     Statuses are ``passed``, ``skipped``, ``failed``, and ``warned`` for a failure that refuses nothing.
     """
-    _import_first()
     start = time.monotonic()
     running = [_Running(check, subject) for check in checks]
     for one in running:
         yield one.result(start)
-
-
-def _import_first() -> None:
-    """Import what checks share, and let the start-up hooks be installed, before the checks run side by side.
-
-    The first look for vLLM or LMCache holds a lock while it imports the hooks; a check that is importing them in
-    another thread while it looks for either package would wait for that lock, and both for ever.
-    """
-    from entrypoint import tables  # noqa: F401 - imported here so that no thread does it
-
-    for library in DISTRIBUTIONS:
-        find_spec(library)
-    catalogue()
 
 
 class _Running:

@@ -23,11 +23,11 @@ def install(library: str) -> None:
     global _installed
     if _installed:
         return
-    _installed = True
     with timing.phase("hooks"):
         state = process.start()
         if library == "vllm":
             _check_environment(state)
+        _installed = True
         for module in state.application.modules():
             register_post_import_hook(_imported, module)
 
