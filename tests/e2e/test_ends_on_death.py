@@ -57,7 +57,7 @@ def assert_death_ends(server: Server, run: Path, role: str) -> None:
     assert server.members() == []
 
 
-@pytest.mark.parametrize("role", ["worker", "engine_core"])
+@pytest.mark.parametrize("role", [pytest.param("worker", marks=pytest.mark.full), "engine_core"])
 def test_death_while_starting(start: Build, tmp_path: Path, role: str) -> None:
     assert_death_ends(start(form=VLLM_SERVE), tmp_path / "run", role)
 

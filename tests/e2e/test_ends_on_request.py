@@ -55,7 +55,7 @@ def told_phase(run: Path) -> str | None:
     return told["phase"] if told else None
 
 
-@pytest.mark.parametrize("seconds", [3, 8, pytest.param(15, marks=pytest.mark.full), 20])
+@pytest.mark.parametrize("seconds", [8, *(pytest.param(seconds, marks=pytest.mark.full) for seconds in (3, 15, 20))])
 def test_sigterm_while_loading(start: Build, seconds: float) -> None:
     server = start(form=FORMS["vllm serve"])
     time.sleep(seconds)

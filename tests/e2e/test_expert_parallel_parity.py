@@ -41,7 +41,7 @@ FLOOR = 2e-6
 """Nats: four roundings of a float32 log-probability. Two batch shapes may agree; the ranks add in another order."""
 
 FORMS = (
-    pytest.param((*PARALLEL, "--no-enforce-eager"), id="compiled"),
+    pytest.param((*PARALLEL, "--no-enforce-eager"), id="compiled", marks=pytest.mark.full),
     pytest.param(("--tensor-parallel-size", "2", "--enable-expert-parallel"), id="TP 2, EP", marks=pytest.mark.full),
     pytest.param(("--data-parallel-size", "2"), id="DP 2 without EP", marks=pytest.mark.full),
     pytest.param((*PARALLEL, "--tensor-parallel-size", "2"), id="DP 2, TP 2, EP 4", marks=pytest.mark.full),
@@ -70,7 +70,7 @@ class Measured:
         return max(distances(self.alone, self.in_batches))
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "mixtral"])
+@pytest.fixture(scope="module", params=["qwen3_moe", pytest.param("mixtral", marks=pytest.mark.full)])
 def measured(
     request: pytest.FixtureRequest, build: Build, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Measured]:
@@ -148,6 +148,7 @@ def test_every_form_gives_the_log_probabilities_of_the_reference(
     assert found <= TO_REFERENCE
 
 
+@pytest.mark.full
 def test_in_bfloat16_two_ranks_lie_as_near_to_float32_as_one_engine(build: Build, model: str) -> None:
     truth = reference_scores(Path(model), PROMPTS)
     found: dict[str, tuple[float, float]] = {}

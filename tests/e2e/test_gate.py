@@ -19,6 +19,8 @@ FORMS = {
     "api_server module": (("-m", "vllm.entrypoints.openai.api_server"), ()),
     "called by another program": (("-c", "from vllm.entrypoints.cli.main import main; main()", "serve"), ()),
 }
+LONG = {"api_server module", "vllm serve"}
+"""Forms that other end-to-end tests of `make test` start, too; here in `make test-full`."""
 SUPERVISED = set(FORMS) - {"called by another program"}
 PATHS = ("/health", "/v1/models", "/metrics", "/docs", "/readyz", "/startupz", "/splint/report", "/nowhere")
 
@@ -47,7 +49,9 @@ def watch(server: Server) -> dict[str, set[tuple[int, str]]]:
     raise RuntimeError(server.tail())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.full) if form in LONG else form for form in FORMS]
+)
 def test_every_path_answers_503_with_the_phase_until_the_gate_opens(build: Callable[..., Server], form: str) -> None:
     start, flags = FORMS[form]
     with running(build(*flags, form=start)) as server:

@@ -170,7 +170,7 @@ def stopped(cache: LMCacheServer) -> Iterator[None]:
     os.kill(cache.process.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("away", [killed, stopped])
+@pytest.mark.parametrize("away", [killed, pytest.param(stopped, marks=pytest.mark.full)])
 def test_requests_go_on_without_the_lmcache_server_and_caching_resumes(
     serve: Callable[..., Server], tmp_path: Path, away: Callable[[LMCacheServer], object]
 ) -> None:
