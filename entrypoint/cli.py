@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import patches
+from entrypoint.image.command import image
 from entrypoint.planning.command import plan
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 app.command()(plan)
+app.add_typer(image, name="image")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -12,7 +12,8 @@ from rich.text import Text
 from patches import catalogue
 from patches.framework import fingerprints
 from patches.framework.errors import RefusedError
-from patches.framework.libraries import in_range, installed_version
+from patches.framework.judging import release_of
+from patches.framework.libraries import in_range
 from patches.framework.selection import selected
 from patches.framework.settings import get
 
@@ -44,7 +45,7 @@ class PatchRow:
             "library": patch.library,
             "releases": patch.releases,
             "roles": sorted(role.value for role in patch.roles),
-            "targets": [target.name for target in patch.targets_for(installed_version(patch.library))],
+            "targets": [target.name for target in patch.targets_for(release_of(patch.library))],
             "upstream": list(patch.upstream),
             "retires": patch.retires,
             "exercised_by": patch.exercised_by,
@@ -54,7 +55,7 @@ class PatchRow:
 
 
 def _row(patch: Patch, *, on: bool) -> PatchRow:
-    version = installed_version(patch.library)
+    version = release_of(patch.library)
     if not on:
         return PatchRow(patch, "off", "left out by SPLINT_PATCHES")
     if version is None:

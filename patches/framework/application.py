@@ -13,7 +13,8 @@ from typing import Any
 from patches.framework import fingerprints
 from patches.framework.counters import Counters
 from patches.framework.errors import AlreadyReplacedError, RefusedError, TargetMissingError
-from patches.framework.libraries import in_range, installed_version
+from patches.framework.judging import release_of
+from patches.framework.libraries import in_range
 from patches.framework.records import Patch, Seam, Target
 from patches.framework.selection import selected
 from patches.framework.timing import phase
@@ -103,7 +104,7 @@ class Application:
         waiting: dict[str, list[tuple[PatchState, Target]]] = {}
         for state in self.states.values():
             if state.state is not State.OFF:
-                for target in state.patch.targets_for(installed_version(state.patch.library)):
+                for target in state.patch.targets_for(release_of(state.patch.library)):
                     waiting.setdefault(target.module, []).append((state, target))
         return waiting
 
@@ -188,7 +189,7 @@ def _check(state: PatchState) -> None:
     if reason is not None:
         state.settle(State.NOT_APPLICABLE, reason)
         return
-    version = installed_version(patch.library)
+    version = release_of(patch.library)
     needed = in_range(version or "unknown", patch.releases)
     if needed is False:
         state.settle(State.INERT, f"{patch.library} {version} is outside {patch.releases}: {patch.retires}")

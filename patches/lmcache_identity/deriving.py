@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from patches.framework.errors import ProfileError
-from patches.framework.libraries import installed_version
+from patches.framework.judging import release_of
 from patches.lmcache_identity.layouts import layout_of
 from patches.lmcache_identity.profile import OPAQUE, RUN_TIME_SCALES, KVCacheProfile, KVGroup
 from patches.lmcache_identity.weights import weights_identity
@@ -47,7 +47,7 @@ def derive(config: Any) -> KVCacheProfile:
     return KVCacheProfile(
         cache_dtype=normalised_cache_dtype(cache.cache_dtype, _name(model.dtype), fnuz=_fnuz()),
         dtype=_name(model.dtype),
-        layout=layout_of(installed_version("vllm") or "unknown", on_cpu=_on_cpu()),
+        layout=layout_of(release_of("vllm") or "unknown", on_cpu=_on_cpu()),
         weights=_weights(model, config.load_config),
         configuration=_configuration(model),
         weight_quantisation=_quantisation(model),

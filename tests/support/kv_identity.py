@@ -153,7 +153,7 @@ def _layouts(model: str, _folder: Path) -> list[str | None]:
     from patches.lmcache_identity import deriving
 
     with (
-        patch.object(deriving, "installed_version", lambda _library: "0.25.1"),
+        patch.object(deriving, "release_of", lambda _library: "0.25.1"),
         patch.object(deriving, "_on_cpu", lambda: False),
     ):
         before = Engine(model).key()

@@ -51,12 +51,12 @@ def _nothing_reviewed() -> object:
 
 
 def test_a_library_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrypoint.tables.installed_version", lambda _: None)
+    monkeypatch.setattr("entrypoint.tables.release_of", lambda _: None)
     assert {row.state for row in patch_rows()} == {"no library"}
 
 
 def test_a_release_outside_the_range_retires_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrypoint.tables.installed_version", lambda _: "0.1")
+    monkeypatch.setattr("entrypoint.tables.release_of", lambda _: "0.1")
     rows: list[PatchRow] = patch_rows()
     assert {row.state for row in rows} == {"retired"}
 
