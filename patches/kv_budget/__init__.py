@@ -4,6 +4,7 @@ from patches.framework.records import Patch, Role, Target
 
 _WRAPPERS = "patches.kv_budget.wrappers"
 _CORE = "vllm.v1.engine.core"
+_PROJECT = "_project_kv_cache_groups_to_worker"
 
 PATCH = Patch(
     id="kv_budget",
@@ -28,10 +29,27 @@ PATCH = Patch(
             reviewed=(
                 "get_kv_cache_configs",
                 "get_kv_cache_groups",
-                "_project_kv_cache_groups_to_worker",
+                _PROJECT,
                 "_pool_bytes_per_block",
                 "get_kv_cache_config_from_groups",
             ),
+            releases="<0.33",
+        ),
+        # 0.33 moved the planning, has the engine core group the layers first, and lets platforms place the blocks.
+        Target(
+            "vllm.v1.core.kv_cache_planning",
+            "get_kv_cache_configs",
+            f"{_WRAPPERS}:get_kv_cache_configs",
+            reviewed=(
+                "get_kv_cache_configs",
+                "get_global_kv_cache_groups",
+                _PROJECT,
+                "_pool_bytes_per_block_from_builder",
+                "_pool_bytes_per_block",
+                "get_kv_cache_config_from_groups",
+                "DefaultKVCacheConfigBuilder",
+            ),
+            releases=">=0.33",
         ),
     ),
     roles=frozenset({Role.ENGINE_CORE}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from patches.framework import process, roster, settings
@@ -88,15 +90,24 @@ def _cause(vllm_config: Any) -> dict[str, Any]:
     }
 
 
-def measure(vllm_config: Any, specs: list[dict[str, Any]], memory: list[int]) -> Measurement:
-    """What this rank measured, with the size of a block in each of its workers."""
+def measure(
+    vllm_config: Any, specs: list[dict[str, Any]], memory: list[int], groups: list[Any] | None = None
+) -> Measurement:
+    """What this rank measured, with the size of a block in each of its workers.
+
+    Args:
+        vllm_config: The engine's configuration.
+        specs: The KV cache specification of each worker, layer by layer.
+        memory: Bytes for the KV cache, one number a worker.
+        groups: The layers as vLLM has grouped them already (from 0.33 on).
+    """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     return Measurement(
         dp_rank=parallel.data_parallel_rank,
         host=socket.gethostname(),
         device=_device(parallel),
         memory=tuple(int(each) for each in memory),
-        bytes_per_block=tuple(_bytes_per_block(vllm_config, specs)),
+        bytes_per_block=tuple(_bytes_per_block(vllm_config, specs, groups)),
         block_size=cache.block_size,
         override=cache.num_gpu_blocks_override,
         facts={"layout": str(cache.kv_cache_layout), "KV specification": _digest(specs)},
@@ -110,11 +121,30 @@ def _digest(specs: list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _bytes_per_block(vllm_config: Any, specs: list[dict[str, Any]]) -> list[int]:
-    """Bytes of a block in each worker's pool, from vLLM's own grouping of the layers; on copies, which it changes."""
+def _bytes_per_block(vllm_config: Any, specs: list[dict[str, Any]], groups: list[Any] | None) -> list[int]:
+    """Bytes of a block in each worker's pool, from vLLM's own code; 0 for a worker without KV layers."""
+    grouped, project, size = _grouping(vllm_config, specs) if groups is None else _grouped(vllm_config, groups)
+    projected = [project(grouped, worker) for worker in specs]
+    return [size(each) if each else 0 for each in projected]
+
+
+_Grouping = tuple[list[Any], Callable[..., list[Any]], Callable[[list[Any]], int]]
+
+
+def _grouping(vllm_config: Any, specs: list[dict[str, Any]]) -> _Grouping:
+    """Up to 0.32 the planning groups the layers itself; here on copies, which it changes."""
     from vllm.v1.core import kv_cache_utils as planning
 
     merged = {name: spec for worker in specs for name, spec in worker.items()}
     groups = planning.get_kv_cache_groups(vllm_config, copy.deepcopy(merged))
-    projected = [planning._project_kv_cache_groups_to_worker(groups, worker) for worker in specs]
-    return [planning._pool_bytes_per_block(vllm_config, each) if each else 0 for each in projected]
+    return groups, planning._project_kv_cache_groups_to_worker, partial(planning._pool_bytes_per_block, vllm_config)
+
+
+def _grouped(vllm_config: Any, groups: list[Any]) -> _Grouping:
+    """From 0.33 on the engine core has grouped them, and the platform's builder says what a block takes."""
+    from vllm.v1.core import kv_cache_planning as planning
+    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+
+    builder = get_kv_cache_config_builder(vllm_config)
+    size = partial(planning._pool_bytes_per_block_from_builder, builder, vllm_config)
+    return groups, planning._project_kv_cache_groups_to_worker, size

@@ -163,7 +163,7 @@ def get_kv_cache_configs(seam: Seam) -> Callable[..., Any]:
         member = _planning.get()
         if member is None or not any(kv_cache_specs):
             return original(vllm_config, kv_cache_specs, available_memory, *more)
-        own = engine.measure(vllm_config, kv_cache_specs, available_memory)
+        own = engine.measure(vllm_config, kv_cache_specs, available_memory, *more)
         member.watch.stage = "planning its KV cache"
         memory = _refusing(lambda: member.agreement.measured(own)) or available_memory
         configs = original(vllm_config, kv_cache_specs, memory, *more)

@@ -3,6 +3,8 @@
 from patches.framework.records import Patch, Role, Target
 
 _WRAPPERS = "patches.kv_profile.wrappers"
+_PLANNING = "vllm.v1.core.kv_cache_utils"
+_SCHEDULERS = "generate_scheduler_kv_cache_config"
 
 PATCH = Patch(
     id="kv_profile",
@@ -15,11 +17,14 @@ PATCH = Patch(
         Target("vllm.v1.executor.abstract", "Executor.__init__", f"{_WRAPPERS}:executor"),
         Target("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_worker", f"{_WRAPPERS}:init_worker"),
         Target(
-            "vllm.v1.core.kv_cache_utils",
-            "generate_scheduler_kv_cache_config",
+            _PLANNING,
+            _SCHEDULERS,
             f"{_WRAPPERS}:scheduler_config",
-            reviewed=("generate_scheduler_kv_cache_config", "_project_kv_cache_groups_to_worker"),
+            reviewed=(_SCHEDULERS, "_project_kv_cache_groups_to_worker"),
+            releases="<0.33",
         ),
+        # 0.33 moved the projection to another module, where kv_budget reviews it.
+        Target(_PLANNING, _SCHEDULERS, f"{_WRAPPERS}:scheduler_config", releases=">=0.33"),
         Target(
             "vllm.distributed.kv_transfer.kv_connector.factory",
             "KVConnectorFactory.create_connector",

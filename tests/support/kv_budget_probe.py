@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from patches.kv_budget import wrappers
 from patches.kv_budget.agreement import Agreement
+from patches.kv_budget.budget import KVCacheBudget
 from patches.kv_budget.channel import Channel
+from support.planning import kv_cache_configs
 from support.simulated_ranks import hello, store
 
-__all__ = ["plan", "plan_alone"]
+__all__ = ["plan", "plan_alone", "splitting_twice"]
+
+
+@contextmanager
+def splitting_twice() -> Iterator[None]:
+    """The budget as it must not be: what one DP rank has is split by DP once more."""
+    with patch.object(
+        KVCacheBudget, "per_dp_blocks", property(lambda self: self.num_blocks_global // self.dp_size // self.dp_size)
+    ):
+        yield
 
 
 def _config(rank: int, size: int, max_model_len: int, *, auto: bool, override: int | None) -> Any:
@@ -30,7 +44,9 @@ def _config(rank: int, size: int, max_model_len: int, *, auto: bool, override: i
     parallel.data_parallel_rank = parallel.data_parallel_rank_local = parallel.data_parallel_index = rank
     parallel.data_parallel_size = parallel.data_parallel_size_local = size
     original = -1 if auto else max_model_len
-    config.model_config = SimpleNamespace(max_model_len=max_model_len, original_max_model_len=original)
+    config.model_config = SimpleNamespace(
+        max_model_len=max_model_len, original_max_model_len=original, supports_kv_cache_grouping=False
+    )
     config.cache_config.kv_cache_layout = "NHD"
     return config
 
@@ -47,13 +63,11 @@ def _specs(stages: int) -> list[dict[str, Any]]:
 
 def plan_alone(memory: list[int]) -> dict[str, list[int]]:
     """Blocks a worker of one engine that is in no group, with the patch and after it was taken back."""
-    from vllm.v1.core import kv_cache_utils
-
     from support.patching import take_back
 
     def blocks() -> list[int]:
         config = _config(0, 1, 128, auto=False, override=None)
-        planned = kv_cache_utils.get_kv_cache_configs(config, _specs(1) * len(memory), list(memory))
+        planned = kv_cache_configs(config, _specs(1) * len(memory), list(memory))
         return [each.num_blocks for each in planned]
 
     patched = blocks()
@@ -66,8 +80,6 @@ def plan(
     override: int | None = None, pp: int = 1,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """What each rank plans from its measured bytes (one number a worker), or why it refuses."""
-    from vllm.v1.core import kv_cache_utils
-
     server = store()
     found: list[dict[str, Any]] = [{} for _ in ranks]
 
@@ -78,7 +90,7 @@ def plan(
         specs = _specs(pp) if pp > 1 else _specs(1) * len(memory)
         try:
             agreement.hello(hello(rank))
-            configs = kv_cache_utils.get_kv_cache_configs(config, specs, list(memory))
+            configs = kv_cache_configs(config, specs, list(memory))
         except (ValueError, RuntimeError, Exception) as error:  # noqa: BLE001 - told as the rank's outcome
             found[rank] = {"error": f"{type(error).__name__}: {error}"}
             return

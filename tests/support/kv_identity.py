@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from entrypoint.local.model import make_tiny_model
+from support.planning import kv_cache_configs
 
 __all__ = ["CASES", "Engine", "request"]
 
@@ -34,7 +35,7 @@ class Engine:
 
     def __init__(self, model: str, *, stages: int = 1, kv_layout: str = "LBHNC", **arguments: Any) -> None:
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.core import kv_cache_utils
+        from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
         from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
         given = {"max_model_len": 2048, "dtype": "bfloat16", "kv_transfer_config": CONNECTOR, **arguments}
@@ -43,8 +44,8 @@ class Engine:
         register_all_kvcache_specs(self.config)
         self.config.cache_config.kv_cache_layout = kv_layout
         specs = [self._specs(stage, stages) for stage in range(stages)]
-        configs = kv_cache_utils.get_kv_cache_configs(self.config, specs, [1 << 28] * stages)
-        self.kv_configs = [*configs, kv_cache_utils.generate_scheduler_kv_cache_config(configs)]
+        configs = kv_cache_configs(self.config, specs, [1 << 28] * stages)
+        self.kv_configs = [*configs, generate_scheduler_kv_cache_config(configs)]
 
     def _start(self) -> None:
         from vllm.v1.executor.abstract import Executor

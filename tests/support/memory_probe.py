@@ -8,14 +8,14 @@ runner is one that does nothing but move those numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 
 from support.patching import patch_states, take_back
+from support.planning import kv_cache_configs
 from support.tiny_config import tiny_config
 
 __all__ = ["outcomes"]
@@ -111,18 +111,6 @@ def _outcome(*, total: int = 96 * GIB, **scenario: Any) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
-def _planning(config: Any, spec: dict[str, Any]) -> Callable[[Any, list[int]], Any]:
-    """``get_kv_cache_configs`` as the engine core calls it."""
-    try:
-        from vllm.v1.core import kv_cache_planning as planning
-    except ImportError:  # up to 0.32
-        from vllm.v1.core import kv_cache_utils as planning
-
-        return partial(planning.get_kv_cache_configs, config)
-    groups = planning.get_kv_cache_groups(config, dict(spec))
-    return lambda specs, memory: planning.get_kv_cache_configs(config, specs, memory, groups)
-
-
 def _plan(override: int | None, blocks: list[int]) -> Any:
     config = _config(override=override, ranks=2, rank=1)
     from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -131,7 +119,7 @@ def _plan(override: int | None, blocks: list[int]) -> Any:
     specs = [{f"model.layers.{layer}.attn": spec for layer in range(4)} for _ in blocks]
     executor = _executor(config, [count * BLOCK_BYTES for count in blocks])
     try:
-        executor.initialize_from_config(_planning(config, specs[0])(specs, executor.determine_available_memory()))
+        executor.initialize_from_config(kv_cache_configs(config, specs, executor.determine_available_memory()))
     except Exception as error:  # noqa: BLE001  (the test looks at what it is)
         return f"{type(error).__name__}: {error}"
     return executor.allocated

