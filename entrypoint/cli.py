@@ -1,4 +1,4 @@
-"""The ``splint`` command. Each command imports what it needs; none imports vLLM."""
+"""The ``splint`` command. Each command imports what it needs; only ``plan`` imports vLLM, for its planning code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 import patches
 from entrypoint.image.command import image
-from entrypoint.planning.command import plan
+from entrypoint.planning import command as planning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command()(plan)
+app.command()(planning.plan)
 app.add_typer(image, name="image")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from entrypoint.planning.shape import LatentAttention, ModelShape
-from entrypoint.planning.sizes import GIB
+from entrypoint.planning.sizes import GIB, MOST
 from patches.framework.errors import PlanError
 from patches.framework.libraries import in_range, installed_version
 
@@ -67,8 +67,8 @@ class Deployment:
             )
         for name in ("max_model_len", "block_size", "kv_memory", "blocks_override", "batched_tokens", "sequences"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"{name} {value}", "a positive number", "Correct the flag.")
+            if value is not None and not 1 <= value <= MOST:
+                raise PlanError(f"{name} {str(value)[:40]}", f"a number from 1 to {MOST}", "Correct the flag.")
         if self.block_size is not None and self.block_size % _BLOCK:
             raise PlanError(
                 f"--block-size {self.block_size}",

@@ -6,9 +6,11 @@ import re
 
 from patches.framework.errors import PlanError
 
-__all__ = ["GIB", "gib", "parse"]
+__all__ = ["GIB", "MOST", "gib", "parse"]
 
 GIB = 1 << 30
+MOST = 1 << 50
+"""A pebibyte, in bytes: no device has as much, and every float can hold it."""
 _UNITS = {
     "": 1,
     **{name: 1000**power for power, name in enumerate(("b", "kb", "mb", "gb", "tb"))},
@@ -25,16 +27,24 @@ def parse(text: str, what: str) -> int:
         what: What it is of, for the message.
 
     Raises:
-        PlanError: it is no amount, or one of a few bytes, as a number without its unit is.
+        PlanError: it is no amount, or one of a few bytes, as a number without its unit is, or above :data:`MOST`.
     """
     match = _SIZE.fullmatch(text)
     unit = match and _UNITS.get(match[2].lower())
     if not match or unit is None:
         raise PlanError(f"{what} {text!r}", "an amount such as 80GiB, 141GB or a number of bytes", "Correct it.")
-    size = int(float(match[1]) * unit)
+    size = _bytes(float(match[1]) * unit, what)
     if 0 < size < _UNITS["kib"]:
         raise PlanError(f"{what} of {size} bytes", "an amount with its unit", f"Write {match[1]}GiB if you mean that.")
     return size
+
+
+def _bytes(size: float, what: str) -> int:
+    if size > MOST:
+        raise PlanError(
+            f"{what} of more than {MOST} bytes", "what a device may have", "Correct the number or its unit."
+        )
+    return int(size)
 
 
 def gib(size: float) -> str:

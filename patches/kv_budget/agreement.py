@@ -112,7 +112,7 @@ class Agreement:
             self.channel.say(f"{topic}/all", self._reduced(topic, reduce, timeout_s, hint))
         answer = json.loads(self._answer(topic, timeout_s + ANSWER_GRACE_S))
         if "refused" in answer:
-            self.channel.heard()
+            self.channel.heard(topic)
             raise BudgetError(*answer["refused"])
         return str(answer["text"])
 

@@ -11,14 +11,14 @@ import time
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["REDUCER", "Channel", "SilentRanksError"]
+__all__ = ["END", "REDUCER", "Channel", "SilentRanksError"]
 
 logger = logging.getLogger(__name__)
 
 REDUCER = 0
 PREFIX = "splint/kv/"
 HEARD_WITHIN_S = 2.0
-_END = "end"
+END = "end"
 
 
 class SilentRanksError(Exception):
@@ -96,12 +96,12 @@ class Channel:
 
     def end(self, text: str) -> str:
         """Say how the start ended, for all; the first word stands and is returned."""
-        return str(self._store.compare_set(f"{PREFIX}{_END}", "", text).decode())
+        return str(self._store.compare_set(f"{PREFIX}{END}", "", text).decode())
 
     def wait_for_end(self, timeout_s: float) -> str | None:
         """How the start ended, or None where it had not after ``timeout_s`` seconds. Raises ConnectionError."""
         try:
-            (text,) = self._wait([f"{PREFIX}{_END}"], [0], timeout_s)
+            (text,) = self._wait([f"{PREFIX}{END}"], [0], timeout_s)
         except SilentRanksError:
             return None
         return text
@@ -110,13 +110,20 @@ class Channel:
         """Add this rank to a count, and return it."""
         return int(self._store.add(f"{PREFIX}{topic}", 1))
 
-    def heard(self) -> None:
-        """Say that this rank knows why the start ends. DP0, which holds the store, stays until all do, at most 2 s."""
+    def heard(self, what: str, but: int | None = None) -> None:
+        """Say that this rank knows of ``what``. DP0, which holds the store, stays until all do, at most 2 s.
+
+        Args:
+            what: A topic, or how the start ended.
+            but: A rank that is not waited for: it is the one that failed.
+        """
+        topic = f"heard/{what}"
         try:
-            known = self.count("heard")
-            deadline = time.monotonic() + HEARD_WITHIN_S
-            while self.rank == REDUCER and known < self.size and time.monotonic() < deadline:
-                time.sleep(0.02)
-                known = int(self._store.add(f"{PREFIX}heard", 0))
-        except RuntimeError as error:
+            self.say(topic, "")
+            if self.rank == REDUCER:
+                ranks = [rank for rank in range(self.size) if rank != but]
+                self._wait([f"{PREFIX}{topic}/{rank}" for rank in ranks], ranks, HEARD_WITHIN_S)
+        except SilentRanksError as error:
+            logger.debug("%s did not say that they know", error.ranks)
+        except (ConnectionError, RuntimeError) as error:
             logger.debug("the store is gone: %s", error)

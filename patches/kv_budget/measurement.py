@@ -7,26 +7,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Hello", "Measurement", "from_json", "to_json"]
+__all__ = ["Hello", "Measurement", "Place", "from_json", "to_json"]
 
 
 @dataclass(frozen=True)
-class Hello:
-    """A rank's place and flags, known before its model is loaded.
+class Place:
+    """Where a rank runs.
 
     Attributes:
         dp_rank: Rank in the data-parallel group.
         host: Host name, for messages.
         device: Device or devices, for messages.
-        lifeline: Address and port of a connection that lasts as long as its process, until all engines are up.
-        flags: What must be, or usually is, the same on every rank.
     """
 
     dp_rank: int
     host: str
     device: str
-    lifeline: tuple[str, int]
-    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -35,13 +31,23 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Hello(Place):
+    """A rank's place and flags, known before its model is loaded.
+
+    Attributes:
+        lifeline: Address and port of a connection that lasts as long as its process, until all engines are up.
+        flags: What must be, or usually is, the same on every rank.
+    """
+
+    lifeline: tuple[str, int]
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement(Place):
     """What a rank measured before its KV cache was planned.
 
     Attributes:
-        dp_rank: Rank in the data-parallel group.
-        host: Host name.
-        device: Device or devices.
         memory: Bytes for the KV cache, one number a worker of this engine (TP x PP), in worker order.
         bytes_per_block: Bytes of one block in each worker; 0 for one without KV layers (a pipeline stage may be one).
         block_size: Tokens a block.
@@ -50,20 +56,12 @@ class Measurement:
         cause: Flags that explain a difference, for messages.
     """
 
-    dp_rank: int
-    host: str
-    device: str
     memory: tuple[int, ...]
     bytes_per_block: tuple[int, ...]
     block_size: int
     override: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     cause: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The rank as messages write it."""
-        return f"DP{self.dp_rank} ({self.host}, {self.device})"
 
     def blocks_in(self, memory: tuple[int, ...]) -> int:
         """Blocks that ``memory`` (bytes a worker) holds in the workers' own block sizes; the smallest worker decides.

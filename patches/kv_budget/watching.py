@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from patches.kv_budget.channel import Channel
+from patches.kv_budget.channel import END, Channel
 from patches.kv_budget.lifeline import hold
 from patches.kv_budget.measurement import Hello
 
@@ -73,7 +73,7 @@ class Watch:
             self._done.set()
             self._on_end()
             return
-        self._listening.heard()
+        self._listening.heard(END, but=end["dp_rank"])
         self._on_failure(f"{end['failed']} Stopping all {self._channel.size} ranks.")
 
     def _mind(self, neighbour: Hello) -> None:
@@ -92,7 +92,7 @@ class Watch:
         self._done.set()
         try:
             self._say_failed(self._channel, self._own, f"failed while {self.stage}: {reason}")
-            self._channel.heard()
+            self._channel.heard(END, but=self._own.dp_rank)
         except RuntimeError as error:
             logger.warning("KV budget: could not tell the other ranks: %s", str(error).splitlines()[0])
 

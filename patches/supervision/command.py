@@ -6,6 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from patches.framework.arguments import Arguments
+
 __all__ = ["drain_seconds", "is_headless", "is_serving", "is_ungated", "program"]
 
 _ENDS_OPTIONS = "cm"
@@ -33,17 +35,22 @@ def program(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def is_headless(argv: Sequence[str]) -> bool:
-    """Whether the server has no HTTP side (``--headless``)."""
-    return "--headless" in argv
+    """Whether the server has no HTTP side (``--headless``, also in a ``--config`` file)."""
+    return _arguments(argv).has("--headless")
 
 
 def drain_seconds(argv: Sequence[str]) -> float:
-    """Seconds that ``--shutdown-timeout`` grants to requests in flight; 0, vLLM's default, where it is not given."""
-    for position, argument in enumerate(argv):
-        name, _, value = argument.partition("=")
-        if name in ("--shutdown-timeout", "--shutdown_timeout"):
-            return _seconds(value or "".join(argv[position + 1 : position + 2]))
-    return 0.0
+    """Seconds that ``--shutdown-timeout`` grants to requests in flight; 0, vLLM's default, where it is not given.
+
+    A ``--config`` file may give it too; the command line wins.
+    """
+    return _seconds(_arguments(argv).value("--shutdown-timeout") or "")
+
+
+def _arguments(argv: Sequence[str]) -> Arguments:
+    from patches.framework.arguments import Arguments  # not at the start of every Python process
+
+    return Arguments(program(argv)[1])
 
 
 def is_ungated(selection: str) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,22 @@ def test_drain_is_read_from_the_command_line(flags: str, seconds: float) -> None
 def test_headless_server_is_known_by_its_flag() -> None:
     assert is_headless([PYTHON, "vllm", "serve", "m", "--headless"])
     assert not is_headless([PYTHON, "vllm", "serve", "m"])
+
+
+@pytest.mark.parametrize("form", [["vllm", "serve"], ["-m", "vllm.entrypoints.openai.api_server"]])
+def test_a_config_file_tells_both_and_the_command_line_wins(form: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("model: m\nshutdown-timeout: 12\nheadless: true\n")
+    argv = [PYTHON, *form, "--config", str(file)]
+    assert (drain_seconds(argv), is_headless(argv)) == (12.0, True)
+    assert drain_seconds([*argv, "--shutdown-timeout", "3"]) == 3.0
+    file.write_text("model: m\nheadless: false\n")
+    assert (drain_seconds(argv), is_headless(argv)) == (0.0, False)
+
+
+def test_a_config_file_that_nobody_can_read_tells_nothing(tmp_path: Path) -> None:
+    argv = [PYTHON, "vllm", "serve", "--config", str(tmp_path / "nowhere.yaml")]
+    assert (drain_seconds(argv), is_headless(argv)) == (0.0, False)
 
 
 @pytest.mark.parametrize(

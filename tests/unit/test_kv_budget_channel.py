@@ -1,0 +1,50 @@
+"""DP0 holds the store, so it goes last: once every rank knows why, or after two seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.simulated_ranks import store
+
+from patches.kv_budget import channel
+from patches.kv_budget.channel import END, Channel
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Channel]]:
+    server = store()
+    yield [Channel(server.clone(), rank, 3) for rank in range(3)]
+    del server
+
+
+def seconds(ranks: list[Channel], what: str, but: int | None = None) -> float:
+    started = time.monotonic()
+    ranks[0].heard(what, but)
+    return time.monotonic() - started
+
+
+def test_dp0_stays_until_the_last_rank_has_heard(ranks: list[Channel]) -> None:
+    ranks[1].heard(END)
+    late = threading.Timer(0.3, ranks[2].heard, [END])
+    late.start()
+    assert 0.25 < seconds(ranks, END) < 1.5
+    late.join()
+
+
+def test_what_was_heard_before_does_not_count_for_what_comes_later(
+    ranks: list[Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the mode only reports: a refusal is heard, and the start goes on."""
+    monkeypatch.setattr(channel, "HEARD_WITHIN_S", 0.3)
+    for topic in ("hello", "measured"):
+        for rank in reversed(ranks):
+            rank.heard(topic)
+    assert seconds(ranks, END) > 0.25
+
+
+def test_the_rank_that_failed_is_not_waited_for(ranks: list[Channel]) -> None:
+    ranks[1].heard(END)
+    assert seconds(ranks, END, but=2) < 1.0
