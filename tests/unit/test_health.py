@@ -235,7 +235,9 @@ def supervised(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize(("words", "reason"), [((), "phase loading"), (("--headless",), "no engine has attested yet")])
+@pytest.mark.parametrize(
+    ("words", "reason"), [((), "phase loading"), (("vllm", "serve", "--headless"), "no engine has attested yet")]
+)
 def test_a_supervising_parent_says_what_health_needs(
     supervised: Callable[..., Path], words: tuple[str, ...], reason: str
 ) -> None:
