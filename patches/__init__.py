@@ -34,6 +34,7 @@ PATCH_IDS = (
     "kv_null_block",
     "kv_profile",
     "lmcache_identity",
+    "lmcache_admission",
     "profiling_neighbour",
     "kv_override_check",
 )

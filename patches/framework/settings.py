@@ -99,6 +99,12 @@ SETTINGS = (
         values.seconds,
     ),
     Setting(
+        "SPLINT_LMCACHE_UNPROTECTED",
+        "",
+        "Second-level tiers of the LMCache server that may be used without checksums, by LMCache's names, or all.",
+        values.names,
+    ),
+    Setting(
         "SPLINT_KV_BUDGET",
         "align",
         "KV budget of the DP ranks of a MoE group: align gives all of them what the smallest can hold, strict refuses a"

@@ -1,0 +1,202 @@
+"""A second-level tier of the LMCache server with a seal behind every object.
+
+LMCache's server loads objects from its second level into the first before it answers a look-up. What fails its check
+here is therefore a miss for the engine, never a failed load.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.platform import consume_fd, create_event_notifier
+
+from patches.framework import tallies
+from patches.lmcache_admission.batches import Batch, Task, split
+from patches.lmcache_admission.checking import GONE, KEPT, NOT_LOADED, refused
+from patches.lmcache_admission.delegating import Delegating
+from patches.lmcache_admission.room import has_room
+from patches.lmcache_admission.scratch import remove
+
+__all__ = ["SealedL2Adapter"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_MS = 500
+
+
+class SealedL2Adapter(Delegating):
+    """Stores and loads through ``inner``; what comes back without its seal is not loaded, and is deleted.
+
+    Args:
+        inner: LMCache's adapter of the tier.
+        tier: Its name in LMCache's configuration, for counters.
+        path_of: From a key to its file, for tiers that are folders.
+        aligned: Whether the tier needs whole slots (``O_DIRECT``).
+        scratch: Folder of its temporary files, removed with it.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        tier: str,
+        *,
+        path_of: Callable[[Any], Path] | None = None,
+        aligned: bool = False,
+        scratch: Path | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._tier, self._path_of, self._aligned, self._scratch = tier, path_of, aligned, scratch
+        self._store_done, self._load_done = create_event_notifier(), create_event_notifier()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._stores: dict[int, Batch] = {}
+        self._loads: dict[int, Batch] = {}
+        self._stored: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
+        self._stop = threading.Event()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="splint-seal")
+        self._poller = threading.Thread(target=self._poll, name="splint-seal-poll", daemon=True)
+        self._poller.start()
+
+    def get_store_event_fd(self) -> int:
+        """Signalled when a store has ended."""
+        return int(self._store_done.fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Signalled when a load has been checked."""
+        return int(self._load_done.fileno())
+
+    def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Seal and store; objects that have no room for a seal fail the task."""
+        task = self._new_task()
+        if all(has_room(found) for found in objects):
+            self._worker.submit(self._seal_and_store, split(task, keys, objects, aligned=self._aligned))
+        else:
+            logger.error("No room for a seal behind %d object(s) for the %s tier: not stored", len(keys), self._tier)
+            self._finish_store(task, L2StoreResult(False, 0))
+        return task.number
+
+    def _seal_and_store(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            try:
+                for view in batch.views:
+                    view.seal()
+                with self._lock:
+                    self._stores[self.inner_adapter.submit_store_task(batch.keys, batch.views)] = batch
+            except Exception:
+                logger.exception("A store was not handed to the %s tier", self._tier)
+                self._batch_stored(batch, L2StoreResult(False, 0))
+
+    def _batch_stored(self, batch: Batch, result: Any) -> None:
+        task = batch.task
+        with self._lock:
+            task.left -= 1
+            task.ok &= result.is_successful()
+            task.stored_bytes += result.bytes_transferred()
+        if not task.left:
+            self._finish_store(task, L2StoreResult(task.ok, task.stored_bytes))
+
+    def _finish_store(self, task: Task, result: Any) -> None:
+        with self._lock:
+            self._stored[task.number] = result
+        self._store_done.notify()
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """LMCache's result by number of the task, once."""
+        with self._lock:
+            done, self._stored = self._stored, {}
+        return done
+
+    def submit_load_task(self, keys: list[Any], objects: list[Any]) -> int:
+        """Load and check; only what has its seal is reported as loaded."""
+        task = self._new_task()
+        task.loaded = Bitmap(len(keys))
+        if not all(has_room(found) for found in objects):
+            self._miss("no_room", len(keys))
+            self._finish_load(task)
+            return task.number
+        with self._lock:
+            for batch in split(task, keys, objects, aligned=self._aligned):
+                self._loads[self.inner_adapter.submit_load_task(batch.keys, batch.views)] = batch
+        return task.number
+
+    def _batch_loaded(self, batch: Batch, loaded: Any) -> None:
+        bad = dict(refused(batch, loaded, self._path_of))
+        for place in range(len(batch.keys)):
+            if place not in bad:
+                batch.task.loaded.set(batch.first + place)
+        for reason in set(bad.values()):
+            self._miss(reason, list(bad.values()).count(reason))
+        gone = [batch.keys[place] for place, reason in bad.items() if reason not in (GONE, KEPT, NOT_LOADED)]
+        if gone:
+            self._worker.submit(self.inner_adapter.delete, gone)
+        with self._lock:
+            batch.task.left -= 1
+        if not batch.task.left:
+            self._finish_load(batch.task)
+
+    def _miss(self, reason: str, count: int) -> None:
+        tallies.miss(reason, self._tier, "what is stored there is not what the key stands for; it is not used", count)
+
+    def _finish_load(self, task: Task) -> None:
+        with self._lock:
+            self._loaded[task.number] = task.loaded
+        self._load_done.notify()
+
+    def query_load_result(self, task_id: int) -> Any:
+        """LMCache's bitmap over the task's keys, once; None while it is not known."""
+        with self._lock:
+            return self._loaded.pop(task_id, None)
+
+    def _new_task(self) -> Task:
+        with self._lock:
+            self._number += 1
+            return Task(self._number, 0)
+
+    def _poll(self) -> None:
+        stores, loads = self.inner_adapter.get_store_event_fd(), self.inner_adapter.get_load_event_fd()
+        poller = select.poll()
+        poller.register(stores, select.POLLIN)
+        poller.register(loads, select.POLLIN)
+        while not self._stop.is_set():
+            for ready, _ in poller.poll(_POLL_MS):
+                consume_fd(ready)
+                try:
+                    (self._drain_stores if ready == stores else self._drain_loads)()
+                except Exception:
+                    logger.exception("What the %s tier has finished could not be taken up", self._tier)
+
+    def _drain_stores(self) -> None:
+        for number, result in self.inner_adapter.pop_completed_store_tasks().items():
+            with self._lock:
+                batch = self._stores.pop(number)
+            self._batch_stored(batch, result)
+
+    def _drain_loads(self) -> None:
+        with self._lock:
+            pending = list(self._loads)
+        for number in pending:
+            loaded = self.inner_adapter.query_load_result(number)
+            if loaded is not None:
+                with self._lock:
+                    batch = self._loads.pop(number)
+                self._batch_loaded(batch, loaded)
+
+    def close(self) -> None:
+        """End the threads, then the tier."""
+        self._worker.shutdown(wait=True)
+        self._stop.set()
+        self._poller.join()
+        self.inner_adapter.close()
+        if self._scratch is not None:
+            remove(self._scratch)
+        self._store_done.close()
+        self._load_done.close()

@@ -1,0 +1,73 @@
+"""Which second-level tiers carry seals, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from patches.framework import process, settings
+from patches.framework.errors import EnvironmentRefusedError
+from patches.lmcache_admission import scratch
+from patches.lmcache_admission.adapter import SealedL2Adapter
+from patches.lmcache_admission.seal import check_speed
+
+__all__ = ["SEALED", "SETTING", "prepare", "seal_tier"]
+
+SETTING = "SPLINT_LMCACHE_UNPROTECTED"
+SEALED = ("fs", "fs_native")
+"""Tiers whose every object is tested here to come back bit for bit or not at all."""
+FOLDERS = ("fs", "fs_native")
+
+
+def prepare(tier: str, config: Any) -> None:
+    """Look at a tier's configuration before LMCache builds it.
+
+    A folder gets a place for temporary files of its own: stock's names are the same in all servers on it.
+
+    Raises:
+        OSError: that place can't be made.
+        EnvironmentRefusedError: in enforce mode, where the tier carries no seals and the operator has not accepted it.
+    """
+    if tier not in SEALED:
+        _unprotected(tier)
+        return
+    check_speed()
+    if tier in FOLDERS:
+        config.relative_tmp_dir = scratch.make(Path(config.base_path), config.relative_tmp_dir or "")
+
+
+def _unprotected(tier: str) -> None:
+    accepted = settings.get(SETTING)
+    if tier in accepted or "all" in accepted:
+        return
+    process.refuse(
+        EnvironmentRefusedError(
+            f"the LMCache server's second level {tier}, whose objects carry no checksum",
+            f"one of {', '.join(SEALED)}",
+            f"Use one of these, or accept that nothing holds back damaged or foreign bytes: {SETTING}={tier}",
+        )
+    )
+
+
+def seal_tier(tier: str, config: Any, inner: Any) -> Any:
+    """The tier with seals, or as it is where it can't carry them."""
+    if tier not in SEALED:
+        return inner
+    if tier not in FOLDERS:
+        return SealedL2Adapter(inner, tier)
+    folder = Path(config.base_path)
+    return SealedL2Adapter(
+        inner,
+        tier,
+        path_of=_file_of(folder),
+        aligned=config.use_odirect,
+        scratch=folder / config.relative_tmp_dir,
+    )
+
+
+def _file_of(folder: Path) -> Callable[[Any], Path]:
+    """LMCache's own names, which its native code shares."""
+    from lmcache.v1.distributed.l2_adapters import fs_l2_adapter
+
+    return lambda key: folder / fs_l2_adapter._object_key_to_filename(key)

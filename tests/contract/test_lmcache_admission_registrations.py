@@ -1,0 +1,84 @@
+"""What engines register in an LMCache server: one layout a name, and no lossy serde for one-byte KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.lmcache_tiers import apply, layout, make_tier
+
+from patches.framework.errors import EnvironmentRefusedError, MismatchError
+from patches.lmcache_admission import PATCH, serdes
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lmcache")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning",  # LMCache's logging
+    "ignore::FutureWarning",  # Google's libraries, on Python's and their own releases
+)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from lmcache.v1.multiprocess.engine_context import LayoutDescRegistry
+
+    monkeypatch.setattr(serdes, "_lossy", set())
+    monkeypatch.setattr(serdes, "_one_byte", set())
+    apply(PATCH, monkeypatch)
+    return LayoutDescRegistry()
+
+
+def test_another_layout_under_the_same_name_is_refused_even_after_the_first_has_gone(registry: Any) -> None:
+    registry.register("model", 1, layout(["bfloat16"]))
+    registry.register("model", 1, layout(["bfloat16"]))
+    with pytest.raises(MismatchError, match=r"float16\[2, 2, 16, 64\].*bfloat16"):
+        registry.register("model", 1, layout(["float16"]))
+    registry.unregister("model", 1)
+    registry.unregister("model", 1)
+    with pytest.raises(MismatchError, match="start an LMCache server for each"):
+        registry.register("model", 1, layout(["uint8"]))
+    registry.register("model", 1, layout(["bfloat16"]))
+    registry.register("model", 2, layout(["uint8"]))
+    registry.register("other", 1, layout(["uint8"]))
+
+
+def test_stock_takes_the_last_layout(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(PATCH, monkeypatch, leave_out=["LayoutDescRegistry.register"])
+    registry.register("model", 1, layout(["bfloat16"]))
+    registry.register("model", 1, layout(["float16"]))
+
+
+def test_groups_of_another_layout_are_refused(registry: Any) -> None:
+    groups = {0: layout(["bfloat16"]), 1: layout(["bfloat16"], [2, 8])}
+    registry.register("model", 1, groups[0], group_layout_descs=groups)
+    with pytest.raises(MismatchError):
+        registry.register("model", 1, groups[0], group_layout_descs={**groups, 1: layout(["bfloat16"], [2, 16])})
+    with pytest.raises(MismatchError):
+        registry.register("model", 1, groups[0], group_layout_descs={0: groups[0]})
+
+
+def test_lossy_serde_and_one_byte_kv_are_refused_in_either_order(registry: Any, tmp_path: Any) -> None:
+    registry.register("wide", 1, layout(["bfloat16"]))
+    with make_tier("fs", tmp_path, serde="fp8"):
+        with pytest.raises(EnvironmentRefusedError, match="lossy serde fp8 for the one-byte KV cache of narrow"):
+            registry.register("narrow", 1, layout(["uint8"]))
+        registry.register("wide", 2, layout(["bfloat16"]))
+    serdes._lossy.clear()
+    registry.register("narrow", 1, layout(["uint8"]))
+    with pytest.raises(EnvironmentRefusedError), make_tier("fs", tmp_path, serde="turboquant"):
+        pass
+    with make_tier("fs", tmp_path, serde="aesgcm"):
+        pass
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e4m3fn"])
+def test_cachegen_and_one_byte_kv_are_refused_in_process(dtype: str) -> None:
+    from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.storage_backend.naive_serde import CreateSerde
+
+    metadata = LMCacheMetadata("model", 1, 1, 0, 0, getattr(torch, dtype), (2, 2, 16, 2, 32))
+    with pytest.raises(EnvironmentRefusedError, match="lossy serde cachegen"):
+        CreateSerde("cachegen", metadata, None)
+    assert CreateSerde("naive", metadata, None)
