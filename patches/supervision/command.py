@@ -50,7 +50,7 @@ def drain_seconds(argv: Sequence[str]) -> float:
 def _arguments(argv: Sequence[str]) -> Arguments:
     from patches.framework.arguments import Arguments  # not at the start of every Python process
 
-    return Arguments(program(argv)[1])
+    return Arguments(argv[1:])
 
 
 def is_ungated(selection: str) -> bool:
