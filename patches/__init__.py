@@ -19,6 +19,7 @@ PATCH_IDS = (
     "process_roster",
     "lmcache_roster",
     "serving_gate",
+    "graceful_drain",
     "kv_budget",
     "cpu_amx_permission",
     "cpu_expert_parallel",

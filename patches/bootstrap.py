@@ -154,6 +154,7 @@ def _is_cache_server(argv: list[str]) -> bool:
 
 def _check_command(program: str, words: list[str], *, serving: bool) -> None:
     """A server with a malformed setting, or out of the gate's reach, ends before it begins: one line, no traceback."""
+    from patches.framework import log
     from patches.framework.errors import EXIT_REFUSED, RefusedError
 
     try:
@@ -163,12 +164,12 @@ def _check_command(program: str, words: list[str], *, serving: bool) -> None:
         if serving:
             _pin_kv_dtype(words)
     except RefusedError as error:
-        print(f"splint: {error}", file=sys.stderr, flush=True)
+        log.tell("refused", f"{error}")
         os._exit(EXIT_REFUSED)
 
 
 def _check_reach(program: str, words: list[str], *, serving: bool) -> None:
-    from patches.framework import reach
+    from patches.framework import log, reach
     from patches.framework.errors import EnvironmentRefusedError
 
     try:
@@ -178,7 +179,7 @@ def _check_reach(program: str, words: list[str], *, serving: bool) -> None:
     except EnvironmentRefusedError as error:
         if os.environ.get("SPLINT_MODE") != "report":
             raise
-        print(f"splint: {error}", file=sys.stderr, flush=True)
+        log.tell("refused", f"{error}", mode="report")
 
 
 def _arguments(words: list[str]) -> Arguments:
@@ -205,9 +206,9 @@ def _check_settings() -> None:
 
 def _say_what_is_off() -> None:
     from patches import PATCH_IDS
-    from patches.framework import settings
+    from patches.framework import log, settings
     from patches.framework.selection import selected
 
     off = [name for name in PATCH_IDS if name not in selected(settings.get("SPLINT_PATCHES"))]
     if off:
-        print(f"splint: left out by SPLINT_PATCHES: {', '.join(off)}", file=sys.stderr, flush=True)
+        log.tell("left out", f"left out by SPLINT_PATCHES: {', '.join(off)}", patches=off)

@@ -7,14 +7,13 @@ import os
 import platform
 import shutil
 import socket
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import patches
-from patches.framework import aliases, kv_dtype, reach, roster, rundir, settings, tallies, timing
+from patches.framework import aliases, kv_dtype, log, reach, roster, rundir, settings, tallies, timing
 from patches.framework.application import Application
 from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
@@ -166,7 +165,7 @@ class Process:
     def refuse(self, error: RefusedError) -> None:
         """Leave word for the supervisor and raise; in report mode say it on stderr and go on."""
         if not self.enforcing:
-            print(f"splint: {error}", file=sys.stderr)
+            log.tell("refused", f"{error}", mode=self.mode)
             return
         leave_word(error, self.identity)
         raise error

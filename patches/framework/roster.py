@@ -18,7 +18,7 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
 
-__all__ = ["SCHEMA", "compare", "load", "patch_set_digest", "start_time"]
+__all__ = ["SCHEMA", "compare", "load", "name", "patch_set_digest", "start_time"]
 
 SCHEMA = 1
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
@@ -55,6 +55,11 @@ def load(run_dir: Path) -> list[dict[str, Any]]:
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, Any, Any]:
     return entry["role"], entry.get("dp_rank"), entry.get("rank")
+
+
+def name(entry: Mapping[str, Any]) -> str:
+    """Role and ranks of one attestation, for people: ``worker DP0 rank 1``."""
+    return _name(_key(entry))
 
 
 def _name(key: tuple[str, Any, Any]) -> str:

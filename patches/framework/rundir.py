@@ -6,7 +6,8 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     roster/<pid>.calls     its call counters, one unsigned 64-bit integer a seam, live
     roster/<pid>.tally     what it counted of the external cache (hits, misses, stores), likewise
     refused/<pid>.json     why a process refused to serve
-    phase.json             {"phase": ..., "since": ..., "drain_s": ...}, by the first API server
+    phase.json             {"phase": ..., "since": ..., "drain_s": ..., "history": ...}, by the first API server
+    lost.json              {"what": ...}: a part of the server on another node is gone, by an API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     verdict.json           what they found
     holds-<pid>            an API server besides the first holds its requests until all open together
@@ -28,6 +29,7 @@ from patches.framework.errors import RunDirectoryError
 __all__ = [
     "ENV",
     "HOLDS",
+    "LOST",
     "PHASE",
     "PREFIX",
     "REFUSED",
@@ -45,6 +47,7 @@ ENV = "SPLINT_RUN_DIR"
 ROSTER = "roster"
 REFUSED = "refused"
 PHASE = "phase.json"
+LOST = "lost.json"
 SMOKE_PLAN = "smoke.json"
 VERDICT = "verdict.json"
 HOLDS = "holds-"

@@ -130,6 +130,12 @@ SETTINGS = (
         "Share of a device's memory by which free memory may grow while a worker profiles; beyond it, it refuses.",
         values.share,
     ),
+    Setting(
+        "SPLINT_LOG",
+        "text",
+        "How state changes are logged on stderr, one line each: text, or json.",
+        choices=("text", "json"),
+    ),
     Setting("SPLINT_SUPERVISOR_PID", "", "Set by the supervising parent for its child.", internal=True),
 )
 # What Kubernetes sets in every container of a namespace that has a Service called `splint`.

@@ -1,4 +1,4 @@
-"""The ASGI gate: 503 with the phase on every path, until it is opened for good."""
+"""The ASGI gate: 503 with the phase on every path, until it is opened; and again while the server drains."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Control = Callable[[], Awaitable[Mapping[str, Any]]]
 
 LIVE = "/livez"
+WHILE_DRAINING = frozenset({LIVE, "/readyz", "/startupz", "/splint/report", "/metrics"})
 _JSON = (b"content-type", b"application/json")
 _RETRY = (b"retry-after", b"2")
 _MEANING = {
     "smoke": "The server is up and being tested; it opens when the smoke tests have passed.",
     "failed": "The smoke tests failed; the server is stopping. Its log and verdict say why.",
+    "draining": "The server was asked to end: requests in flight are finished, new ones belong to another server.",
 }
 
 
@@ -61,7 +63,7 @@ class Gate:
         elif self._knows_secret(scope):
             await self._pass(scope, receive, send)
         else:
-            await self._refuse(scope, send)
+            await self._refuse(scope, receive, send)
 
     def _knows_secret(self, scope: Scope) -> bool:
         offered = next((value for name, value in scope["headers"] if name == SMOKE_HEADER.encode()), None)
@@ -78,9 +80,11 @@ class Gate:
         else:
             await _answer(send, 200, dict(await control()))
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013, "reason": self.phase})
+        elif self.phase == "draining" and _path(scope) in WHILE_DRAINING:
+            await self.app(scope, receive, send)
         elif _path(scope) == LIVE and self.phase != "failed":
             await _answer(send, 200, self.state())
         else:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from patches.framework import rundir, settings
+from patches.framework import log, rundir, settings
 from patches.framework.errors import EXIT_SMOKE_FAILED
+from patches.serving_gate import phases
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.metrics import publish
 from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
@@ -47,7 +47,7 @@ class Opening:
     async def run(self) -> None:
         """Wait until the server listens, get the verdict, and act on it."""
         if self._first:
-            self._note("smoke")
+            self._note("smoke", "up and closed: the smoke tests begin when the port is open")
         await self._listening()
         verdict = await (self._test() if self._first else self._await_verdict())
         publish(verdict, self._run_dir)
@@ -111,9 +111,9 @@ class Opening:
         self._gate.enter("opening")
         if self._first:
             await self._until(self._others_hold)
-            self._note("serving")
             passed = sum(check.status == "passed" for check in verdict.checks)
-            _say(f"open for traffic: smoke tests {verdict.status}, {passed} checks passed in {verdict.seconds:.1f} s")
+            message = f"smoke tests {verdict.status}, {passed} checks passed in {verdict.seconds:.1f} s"
+            self._note("serving", f"open for traffic: {message}", verdict=verdict.status, checks_passed=passed)
         else:
             (self._run_dir / f"{rundir.HOLDS}{os.getpid()}").touch()
             await self._until(self._first_serves)
@@ -136,28 +136,19 @@ class Opening:
         self._gate.enter("failed")
         if not self._first:
             return
-        self._note("failed")
-        for check in verdict.checks:
-            if check.status == "failed":
-                _say(f"smoke test {check.id} FAILED: {check.reason}")
-        _say(f"not serving: the smoke tests failed; ending with exit code {EXIT_SMOKE_FAILED}")
+        failed = [check for check in verdict.checks if check.status == "failed"]
+        for check in failed:
+            log.tell("smoke", f"smoke test {check.id} FAILED: {check.reason}", check=check.id, status=check.status)
+        message = f"not serving: the smoke tests failed; ending with exit code {EXIT_SMOKE_FAILED}"
+        self._note("failed", message, verdict=verdict.status, checks_failed=[check.id for check in failed])
         if os.environ.get(SUPERVISOR_PID) is None:
             self._app.state.engine_client.shutdown(timeout=0)
             os._exit(EXIT_SMOKE_FAILED)
 
-    def _note(self, phase: str) -> None:
-        content = {"phase": phase, "since": _now(), "drain_s": self._config.shutdown_timeout}
-        rundir.write_json(self._run_dir / rundir.PHASE, content)
+    def _note(self, phase: str, message: str, **facts: Any) -> None:
+        phases.note(self._run_dir, phase, self._config.shutdown_timeout, message, **facts)
 
 
 def _own_verdict(status: str, plan: SmokePlan, reason: str) -> Verdict:
     check = CheckResult("battery", "the smoke tests run to their end", status, 0.0, reason)
-    return Verdict(status, plan.level, 0.0, _now(), (check,))
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _say(text: str) -> None:
-    print(f"splint: {text}", file=sys.stderr, flush=True)
+    return Verdict(status, plan.level, 0.0, phases.now(), (check,))

@@ -12,11 +12,12 @@ from starlette.responses import JSONResponse, Response
 from patches.framework import rundir
 from patches.framework.report import report
 from patches.serving_gate.gate import Gate
+from patches.serving_gate.readiness import Readiness
 
 __all__ = ["add_routes"]
 
 
-def add_routes(app: Any, gate: Gate, run_dir: Path) -> None:
+def add_routes(app: Any, gate: Gate, readiness: Readiness, run_dir: Path) -> None:
     """Add the routes to the server's application."""
     engine = app.state.engine_client
 
@@ -27,8 +28,12 @@ def add_routes(app: Any, gate: Gate, run_dir: Path) -> None:
         return JSONResponse(gate.state(), 200 if healthy() else 503)
 
     async def ready(_: Request) -> Response:
+        """Ready once all API servers are open, and while none of what was proven at the opening is known to be gone."""
         phase = (rundir.read_json(run_dir / rundir.PHASE) or gate.state())["phase"] if healthy() else "engine dead"
-        return JSONResponse(gate.state() | {"phase": phase}, 200 if phase == "serving" else 503)
+        phase = gate.phase if phase == "serving" else phase
+        reasons = readiness.reasons
+        status = 200 if phase == "serving" and not reasons else 503
+        return JSONResponse(gate.state() | {"phase": phase, "reasons": reasons}, status)
 
     async def started(_: Request) -> Response:
         return JSONResponse(gate.state())

@@ -10,6 +10,7 @@ from typing import Any
 from patches.framework import rundir
 from patches.framework.errors import RunDirectoryError
 from patches.framework.records import Seam
+from patches.serving_gate.after import After
 from patches.serving_gate.gate import Control, Gate
 from patches.serving_gate.opening import Opening
 from patches.serving_gate.routes import add_routes
@@ -25,18 +26,19 @@ def serve_http(seam: Seam) -> Callable[..., Awaitable[Any]]:
         seam.count()
         if app.state.engine_client is None:
             return await seam.original(app, sock, *args, **kwargs)
-        opening = asyncio.create_task(_gate(app, sock).run(), name="splint-opening")
-        stop = asyncio.create_task(_stop_on_error(opening, app))
+        opening, after = _gate(app, sock)
+        opened = asyncio.create_task(opening.run(), name="splint-opening")
+        tasks = (opened, asyncio.create_task(_stop_on_error(opened, app)), asyncio.create_task(_follow(opened, after)))
         try:
             return await seam.original(app, sock, *args, **kwargs)
         finally:
-            opening.cancel()
-            stop.cancel()
+            for task in tasks:
+                task.cancel()
 
     return gated
 
 
-def _gate(app: Any, sock: Any) -> Opening:
+def _gate(app: Any, sock: Any) -> tuple[Opening, After]:
     run_dir = rundir.current()
     if run_dir is None:
         raise RunDirectoryError(
@@ -45,8 +47,9 @@ def _gate(app: Any, sock: Any) -> Opening:
     gate = Gate(app.middleware_stack or app.build_middleware_stack(), _controls(app.state.engine_client))
     # The application has started, so add_middleware is refused: stand around its whole stack instead.
     app.middleware_stack = gate
-    add_routes(app, gate, run_dir)
-    return Opening(gate, app, sock, run_dir)
+    after = After(gate, app, run_dir)
+    add_routes(app, gate, after.readiness, run_dir)
+    return Opening(gate, app, sock, run_dir), after
 
 
 def _controls(engine: Any) -> Mapping[str, Control]:
@@ -54,6 +57,12 @@ def _controls(engine: Any) -> Mapping[str, Control]:
         return {"reset": await engine.reset_prefix_cache()}
 
     return {"/reset_prefix_cache": reset_prefix_cache}
+
+
+async def _follow(opened: asyncio.Task[None], after: After) -> None:
+    """What comes after the opening, for as long as the server serves."""
+    await asyncio.wait((opened,))
+    await after.run()
 
 
 async def _stop_on_error(opening: asyncio.Task[None], app: Any) -> None:

@@ -10,9 +10,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise", "vllm_program"]
+__all__ = ["DRAIN_S", "SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise", "vllm_program"]
 
 SUPERVISOR_PID = "SPLINT_SUPERVISOR_PID"
+# Seconds that requests in flight get by default; with the engines' own end below the 30 s that Kubernetes grants.
+DRAIN_S = 20
 
 
 def is_serving_command(argv: Sequence[str]) -> bool:

@@ -8,13 +8,12 @@ if TYPE_CHECKING:
 
     from patches.framework.arguments import Arguments
 
-__all__ = ["drain_seconds", "is_headless", "is_serving", "is_ungated", "program"]
+__all__ = ["drain_seconds", "is_headless", "is_serving", "leaves_out", "program"]
 
 _ENDS_OPTIONS = "cm"
 _TAKES_VALUE = "WX"
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
-_GATE = "serving_gate"
 _SERVERS = ("vllm.entrypoints.openai.api_server",)
 _COMMANDS = ("vllm.entrypoints.cli.main", "vllm")
 
@@ -39,12 +38,13 @@ def is_headless(argv: Sequence[str]) -> bool:
     return _arguments(argv).has("--headless")
 
 
-def drain_seconds(argv: Sequence[str]) -> float:
-    """Seconds that ``--shutdown-timeout`` grants to requests in flight; 0, vLLM's default, where it is not given.
+def drain_seconds(argv: Sequence[str], default: float = 0.0) -> float:
+    """Seconds that ``--shutdown-timeout`` grants to requests in flight; ``default`` where it is not given.
 
     A ``--config`` file may give it too; the command line wins.
     """
-    return _seconds(_arguments(argv).value("--shutdown-timeout") or "")
+    given = _arguments(argv).value("--shutdown-timeout")
+    return default if given is None else _seconds(given)
 
 
 def _arguments(argv: Sequence[str]) -> Arguments:
@@ -53,12 +53,12 @@ def _arguments(argv: Sequence[str]) -> Arguments:
     return Arguments(argv[1:])
 
 
-def is_ungated(selection: str) -> bool:
-    """Whether ``SPLINT_PATCHES`` leaves the gate out, which tells the server's phases."""
+def leaves_out(selection: str, patch_id: str) -> bool:
+    """Whether the patch ``patch_id`` is not among those that ``SPLINT_PATCHES`` picks."""
     names = [name.strip() for name in selection.split(",") if name.strip()]
     if not names or names == ["all"]:
         return False
-    return f"-{_GATE}" in names or (_GATE not in names and not names[0].startswith("-"))
+    return f"-{patch_id}" in names or (patch_id not in names and not names[0].startswith("-"))
 
 
 def _seconds(text: str) -> float:

@@ -10,13 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from patches.framework import rundir
+from patches.framework import log, rundir
 from patches.framework.errors import EXIT_REFUSED, RunDirectoryError, SplintError
 from patches.supervision import SUPERVISOR_PID, is_supervised, processes
-from patches.supervision.command import is_headless, is_ungated
+from patches.supervision.command import is_headless, leaves_out
 from patches.supervision.living import SUPERVISOR
 from patches.supervision.members import read_object
-from patches.supervision.parent import HANDLED, Supervisor, say
+from patches.supervision.parent import HANDLED, Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,7 +37,7 @@ def supervise() -> None:
         folder, private = _run_directory()
         lock = _claim(folder)
     except (SplintError, OSError) as error:
-        say(str(error))
+        log.tell("refused", str(error))
         os._exit(EXIT_REFUSED)
     _fork(folder, lock, private=private)
 
@@ -74,7 +74,9 @@ def _claim(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    left = [folder / name for name in (rundir.PHASE, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, SUPERVISOR)]
+    left = [
+        folder / name for name in (rundir.PHASE, rundir.LOST, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, SUPERVISOR)
+    ]
     left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     kept = _cache_servers(folder / rundir.ROSTER)
@@ -125,7 +127,7 @@ def _about(child: int) -> dict[str, Any]:
         "started": own.started if own else None,
         "main_pid": child,
         "since": time.time(),
-        "gated": not (is_headless(sys.orig_argv) or is_ungated(os.environ.get("SPLINT_PATCHES", ""))),
+        "gated": not (is_headless(sys.orig_argv) or leaves_out(os.environ.get("SPLINT_PATCHES", ""), "serving_gate")),
     }
 
 
@@ -135,7 +137,7 @@ def _become_parent(child: int, folder: Path, previous: Collection[int], *, priva
         rundir.write_json(folder / SUPERVISOR, _about(child))
         code = Supervisor(child, folder, sys.orig_argv, previous).run()
     except Exception as error:  # noqa: BLE001 - whatever fails here, no server must go on without its supervisor
-        say(f"the supervising parent failed ({type(error).__name__}: {error}); ending the server")
+        log.tell("failed", f"the supervising parent failed ({type(error).__name__}: {error}); ending the server")
         for pid in (child, *processes.descendants(os.getpid())):
             processes.send(pid, signal.SIGKILL)
     finally:

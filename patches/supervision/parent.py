@@ -10,10 +10,10 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from patches.framework import rundir
-from patches.supervision import processes
+from patches.framework import log, rundir
+from patches.supervision import DRAIN_S, processes
 from patches.supervision.clearing import clear_away
-from patches.supervision.command import drain_seconds, is_headless, is_ungated
+from patches.supervision.command import drain_seconds, is_headless, leaves_out
 from patches.supervision.members import Death, Refusal, Roster, read_object, read_refusals
 from patches.supervision.outcome import Course, End, Outcome, exit_code, patience
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-__all__ = ["HANDLED", "Supervisor", "say"]
+__all__ = ["HANDLED", "Supervisor"]
 
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 PASSED_ON = frozenset({signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
@@ -33,12 +33,6 @@ _ORPHANS_S = 1.0
 _SERVING_PHASES = frozenset({"serving", "draining"})
 # `timeout`, `tini -g` and a terminal send one request to the process and again to its group.
 _SAME_REQUEST_S = 1.0
-
-
-def say(text: str) -> None:
-    """Write one message to stderr, whole, even where nobody reads it any more."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"splint: {text}\n".encode(errors="replace"))
 
 
 class Supervisor:
@@ -74,7 +68,8 @@ class Supervisor:
         self._outcome.main_code = processes.exit_code_of(status)
         self._look()
         if os.WIFSIGNALED(status) and not self._course.begun:
-            say(f"vLLM's first process (pid {self._main}) ended unasked, {processes.describe_status(status)}")
+            how = processes.describe_status(status)
+            log.tell("died", f"vLLM's first process (pid {self._main}) ended unasked, {how}", member_pid=self._main)
         self._clear_away()
         self._tell_end()
         return exit_code(self._outcome)
@@ -119,8 +114,8 @@ class Supervisor:
     def _drain_seconds(self) -> float | None:
         """Seconds for requests in flight; None where the server has not come to serve any."""
         told = read_object(self._folder / rundir.PHASE)
-        if not told and (is_headless(self._argv) or is_ungated(os.environ.get("SPLINT_PATCHES", ""))):
-            return drain_seconds(self._argv)
+        if not told and (is_headless(self._argv) or _left_out("serving_gate")):
+            return drain_seconds(self._argv, 0.0 if _left_out("graceful_drain") else DRAIN_S)
         if told.get("phase") not in _SERVING_PHASES:
             return None
         drain_s = told.get("drain_s")
@@ -135,6 +130,7 @@ class Supervisor:
         self._outcome.engine_seen = self._roster.engine_seen
         self._take_refusals()
         self._take_verdict()
+        self._take_loss()
         for death in deaths:
             self._take_death(death)
 
@@ -154,7 +150,17 @@ class Supervisor:
         if self._course.begun:
             return
         status = self._reaped.get(death.member.pid, death.status)
-        say(f"{death.member} ended unasked, {processes.describe_status(status)}; ending the server")
+        told = f"{death.member} ended unasked, {processes.describe_status(status)}"
+        self._end_after(told, role=death.member.role, member_pid=death.member.pid)
+
+    def _take_loss(self) -> None:
+        """What an API server found lost on another node."""
+        what = read_object(self._folder / rundir.LOST).get("what")
+        if what and not self._course.begun:
+            self._end_after(str(what))
+
+    def _end_after(self, what: str, **facts: str | int) -> None:
+        log.tell("died", f"{what}; ending the server", **facts)
         self._outcome.died = True
         self._begin(End.DIED)
 
@@ -173,17 +179,22 @@ class Supervisor:
     def _clear_away(self) -> None:
         killed = clear_away(self._reap, by_themselves_s=0.0 if self._outcome.enforced else _ORPHANS_S)
         if killed:
-            say(f"killed {len(killed)} processes that did not end by themselves")
+            log.tell("killed", f"killed {len(killed)} processes that did not end by themselves", count=len(killed))
 
     def _tell_end(self) -> None:
         if self._outcome.stop_signal is not None:
             return
         if self._outcome.ended_unasked:
-            say("vLLM ended with exit code 0 although nobody asked it to; exit code 1")
+            log.tell("ended", "vLLM ended with exit code 0 although nobody asked it to; exit code 1")
         if self._outcome.smoke_failed:
-            say("ended because the smoke tests failed; their verdict stands above")
+            log.tell("ended", "ended because the smoke tests failed; their verdict stands above")
         for refusal in self._refusals:
-            say(f"refused to serve\n  {refusal}")
+            facts = {"found": refusal.found, "wanted": refusal.wanted, "remedy": refusal.remedy}
+            log.tell("refused", f"refused to serve\n  {refusal}", **facts)
+
+
+def _left_out(patch_id: str) -> bool:
+    return leaves_out(os.environ.get("SPLINT_PATCHES", ""), patch_id)
 
 
 def _handle_signals(mask: Collection[int]) -> socket.socket:

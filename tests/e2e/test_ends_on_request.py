@@ -80,18 +80,32 @@ def test_sigint_while_serving_idle(start: Build) -> None:
     assert_ends(server, signal.SIGINT)
 
 
-def test_requests_in_flight_end_whole_within_the_drain(start: Build) -> None:
-    server = start("--shutdown-timeout", "20", form=FORMS["vllm serve"])
-    server.wait_ready()
+def ask_400_tokens(server: Server) -> dict[str, object]:
+    """A stream of 400 tokens that the server is asked to end in; returns what came of it, and of a later request."""
     asked = {"model": "tiny", "prompt": "one two three", "max_tokens": 400, "ignore_eos": True, "stream": True}
     asked["stream_options"] = {"include_usage": True}
     with httpx.stream("POST", f"{server.base_url}/v1/completions", json=asked, timeout=60) as answer:
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         next(lines)
         server.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        server.wait_for(lambda: "draining: " in server.text())
+        late = [server.get(path) for path in ("/health", "/readyz", "/v1/models")]
         *_, last, done = lines
-    assert done == "[DONE]"
-    assert json.loads(last)["usage"]["completion_tokens"] == 400
+    return {
+        "done": done,
+        "tokens": json.loads(last)["usage"]["completion_tokens"],
+        "late": [(found.status_code, found.json()["phase"]) if found else None for found in late],
+    }
+
+
+@pytest.mark.parametrize("servers", ["2", pytest.param("1", marks=pytest.mark.full)])
+def test_requests_in_flight_end_whole_and_new_ones_are_refused(start: Build, servers: str) -> None:
+    """Without any flag. Stock cuts them off, under several API servers whatever --shutdown-timeout says."""
+    server = start("--api-server-count", servers, form=FORMS["vllm serve"])
+    server.wait_ready()
+    found = ask_400_tokens(server)
+    print(f"{servers} API servers: {found}")
+    assert found == {"done": "[DONE]", "tokens": 400, "late": [(503, "draining")] * 3}
     assert server.wait_end(LONGEST_S) == 0
     assert server.members() == []
 

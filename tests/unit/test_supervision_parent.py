@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -135,6 +136,20 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_part_lost_on_another_node_ends_the_server_as_a_death_does(stage: Stage) -> None:
+    play = stage('attest("api_server"); rundir.write_json(run / "lost.json", {"what": "lost DP1"}); rest()')
+    assert play.end() == 1
+    assert "splint: lost DP1; ending the server" in play.stderr
+    assert play.left() == {}
+
+
+def test_state_changes_are_json_lines_where_that_is_asked_for(stage: Stage) -> None:
+    play = stage("start(engine); time.sleep(.3); refuse(); sys.exit(0)", SPLINT_LOG="json")
+    assert play.end() == 78
+    told = [json.loads(line) for line in play.stderr.splitlines()]
+    assert [(line["event"], line.get("remedy")) for line in told][-1] == ("refused", "R")
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_command_that_starts_no_engine_keeps_its_own_code(stage: Stage, code: int) -> None:
     play = stage(f"sys.exit({code})")
@@ -246,6 +261,15 @@ def test_server_that_tells_no_phase_gets_the_drain_of_its_command_line(
     play.wait_for("main")
     assert play.stop() == 0
     play.wait_for("drained")
+
+
+@pytest.mark.parametrize(("selection", "code"), [("all", 0), ("-graceful_drain", 143)])
+def test_headless_server_gets_the_default_drain_unless_that_patch_is_left_out(
+    stage: Stage, selection: str, code: int
+) -> None:
+    play = stage(DRAINING.format(seconds=1.2, told="pass"), "--headless", SPLINT_PATCHES=selection)
+    play.wait_for("main")
+    assert play.stop() == code
 
 
 def test_second_request_kills_at_once(stage: Stage) -> None:

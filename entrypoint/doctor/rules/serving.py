@@ -77,6 +77,7 @@ RULES = (
         why="Every roll-out and every scale-down breaks the streams of that moment.",
         change="Give --shutdown-timeout the seconds that long answers take, and the container's grace period more.",
         found=_abrupt_end,
+        patch="graceful_drain",
         upstream=("vllm#43208",),
         vllm=">=0.18",
     ),

@@ -1,0 +1,65 @@
+"""What follows the opening: watching what was proven, telling it, and the drain at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from patches.framework import log, rundir
+from patches.serving_gate import phases
+from patches.serving_gate.drain import ATTRIBUTE, Drain
+from patches.serving_gate.gate import Gate
+from patches.serving_gate.peers import peers_of
+from patches.serving_gate.readiness import Members, Readiness, look_after
+
+__all__ = ["After"]
+
+
+class After:
+    """Watches over one API server once its gate is open.
+
+    Args:
+        gate: The API server's gate.
+        app: Its application.
+        run_dir: The server's run directory.
+    """
+
+    def __init__(self, gate: Gate, app: Any, run_dir: Path) -> None:
+        self._gate = gate
+        self._app = app
+        self._engine = app.state.engine_client
+        self._run_dir = run_dir
+        self.readiness = Readiness(self._tell)
+        setattr(self._engine, ATTRIBUTE, Drain(gate, app, self._note_drain))
+
+    async def run(self) -> None:
+        """Look after the server until it ends; returns at once where the gate did not open."""
+        if self._gate.phase == "serving":
+            await look_after(self.readiness, self._looks())
+
+    def _looks(self) -> dict[str, Callable[[], str | None]]:
+        looks = {"engine": self._look_at_engine, "processes": Members.of(self._run_dir).look}
+        peers = peers_of(self._engine)
+        return looks if peers is None else {**looks, "other nodes": peers.look}
+
+    def _look_at_engine(self) -> str | None:
+        return "the engine has died" if self._engine.errored else None
+
+    def _tell(self, source: str, reason: str | None) -> None:
+        if self._gate.phase != "serving":
+            return
+        log.tell("readiness", f"not ready: {reason}" if reason else f"ready again: {source}", source=source)
+        if source == "other nodes" and reason:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """A rank of the group is lost for good: end as for one of this node, by the supervisor where there is one."""
+        rundir.write_json(self._run_dir / rundir.LOST, {"what": reason})
+        self._app.state.server.should_exit = True
+
+    def _note_drain(self) -> None:
+        in_flight = len(self._app.state.server.server_state.tasks)
+        drain_s = self._engine.vllm_config.shutdown_timeout
+        message = f"draining: {in_flight} requests in flight get up to {drain_s:g} s, new ones are refused"
+        phases.note(self._run_dir, "draining", drain_s, message, in_flight=in_flight)

@@ -1,0 +1,350 @@
+"""After the opening: who is gone is named within a second, and a server that ends finishes what it began."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from patches.framework import roster, rundir
+from patches.serving_gate.after import After
+from patches.serving_gate.drain import ATTRIBUTE, Drain
+from patches.serving_gate.gate import Gate
+from patches.serving_gate.peers import Peers, peers_of, remote_dp_ranks
+from patches.serving_gate.readiness import Members, Readiness, look_after
+from patches.serving_gate.routes import add_routes
+
+
+def config(**parallel: Any) -> Any:
+    usual = {
+        "data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank": 0, "local_engines_only": False,
+        "enable_elastic_ep": False, "data_parallel_backend": "mp",
+    }  # fmt: skip
+    return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel), shutdown_timeout=5)
+
+
+def entry(pid: int, role: str = "worker", **changes: Any) -> dict[str, Any]:
+    found = {"role": role, "dp_rank": 1, "rank": 0, "pid": pid, "start_time": roster.start_time(pid), "alive": True}
+    return found | changes
+
+
+@contextmanager
+def child(code: str = "import sys; print('up', flush=True); sys.stdin.read()") -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until(look: Callable[[], Any], within_s: float = 5.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
+def test_a_member_that_is_killed_is_named() -> None:
+    with child() as process:
+        members = Members([entry(os.getpid(), "engine_core", rank=None), entry(process.pid)])
+        assert members.look() is None
+        process.kill()
+        process.wait()
+        assert members.look() == f"gone: worker DP1 rank 0 (pid {process.pid})"
+
+
+def test_a_pid_in_use_again_is_not_the_member() -> None:
+    members = Members([entry(os.getpid(), start_time=1)])
+    assert members.look() == f"gone: worker DP1 rank 0 (pid {os.getpid()})"
+
+
+def test_without_its_lmcache_server_a_server_stays_ready() -> None:
+    assert Members([entry(os.getpid(), "lmcache_server", start_time=1)]).look() is None
+
+
+def test_looking_at_a_hundred_members_takes_milliseconds() -> None:
+    members = Members([entry(os.getpid())] * 100)
+    start = time.perf_counter()
+    members.look()
+    spent = time.perf_counter() - start
+    print(f"100 members looked at in {spent * 1000:.1f} ms")
+    assert spent < 0.1
+
+
+def test_a_reason_is_told_once_and_taken_back() -> None:
+    told: list[tuple[str, str | None]] = []
+    readiness = Readiness(lambda source, reason: told.append((source, reason)))
+    for reason in (None, "gone", "gone", None, None):
+        readiness.put("processes", reason)
+    assert told == [("processes", "gone"), ("processes", None)]
+
+
+def test_what_can_not_be_looked_at_is_not_taken_for_well() -> None:
+    readiness = Readiness(lambda *_: None)
+
+    def broken() -> str | None:
+        raise OSError("no /proc")
+
+    async def scenario() -> None:
+        watch = asyncio.create_task(look_after(readiness, {"processes": broken, "engine": lambda: None}))
+        await asyncio.sleep(0)
+        watch.cancel()
+
+    asyncio.run(scenario())
+    assert readiness.reasons == ["processes can't be looked at: OSError: no /proc"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ({}, ()),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2}, (2, 3)),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "local_engines_only": True}, ()),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "enable_elastic_ep": True}, ()),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 4}, ()),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_backend": "ray"}, ()),
+    ],
+)
+def test_ranks_of_other_nodes(parallel: dict[str, Any], ranks: tuple[int, ...]) -> None:
+    assert remote_dp_ranks(config(**parallel)) == ranks
+
+
+ENGINE = """
+import sys, zmq
+dealer = zmq.Context().socket(zmq.DEALER)
+dealer.identity = sys.argv[1].encode()
+dealer.connect(sys.argv[2])
+dealer.send(b"ready")
+dealer.recv()
+"""
+
+
+@pytest.fixture
+def router() -> Iterator[Any]:
+    """The socket from which engines take their requests, as vLLM makes it for ranks on other nodes."""
+    zmq: Any = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind("tcp://127.0.0.1:0")
+        yield router
+
+
+def peers_at(router: Any) -> Peers:
+    client = SimpleNamespace(input_socket=router)
+    two_nodes = config(data_parallel_size=2, data_parallel_size_local=1)
+    peers = peers_of(SimpleNamespace(vllm_config=two_nodes, engine_core=client))
+    assert peers is not None
+    return peers
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_engine_of_another_node_is_named(router: Any, number: int) -> None:
+    endpoint = router.last_endpoint.decode()
+    engines = [subprocess.Popen([sys.executable, "-c", ENGINE, name, endpoint]) for name in "ab"]
+    try:
+        assert {router.recv_multipart()[0] for _ in engines} == {b"a", b"b"}
+        peers = peers_at(router)
+        assert len(peers.lines) == 2
+        assert peers.look() is None
+        engines[0].send_signal(number)
+        engines[0].wait(10)
+        assert until(peers.look) == "lost the connection to an engine at 127.0.0.1; ranks on other nodes: DP1"
+    finally:
+        for engine in engines:
+            engine.kill()
+            engine.wait(10)
+    for _, line in peers.lines:
+        line.close()
+
+
+def test_a_connection_to_another_node_is_kept_alive_by_the_kernel(router: Any) -> None:
+    port = int(router.last_endpoint.rpartition(b":")[2])
+    with socket.create_connection(("127.0.0.1", port)):
+        ((address, line),) = until(lambda: peers_at(router).lines)
+        with line:
+            assert address == "127.0.0.1"
+            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 5
+
+
+def test_a_server_whose_engines_are_all_its_own_has_no_peers() -> None:
+    assert peers_of(SimpleNamespace(vllm_config=config())) is None
+
+
+class Stage:
+    """A gate, its routes and what follows the opening, around a small application on a real uvicorn."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.finish = asyncio.Event()
+        self.app = Starlette()
+        self.app.add_route("/slow", self.slow)
+        self.app.add_route("/metrics", lambda _: Response("up 1"))
+        self.app.add_route("/health", lambda _: Response("well"))
+        self.engine = SimpleNamespace(errored=False, vllm_config=config())
+        self.app.state.engine_client = self.engine
+        self.gate = Gate(self.app.build_middleware_stack(), {})
+        self.app.middleware_stack = self.gate
+        self.after = After(self.gate, self.app, run_dir)
+        add_routes(self.app, self.gate, self.after.readiness, run_dir)
+        self.server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error", lifespan="off"))
+        self.app.state.server = self.server
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def slow(self, _: Request) -> Response:
+        async def parts() -> Any:
+            yield b"begun "
+            await self.finish.wait()
+            yield b"whole"
+
+        return StreamingResponse(parts())
+
+    def open(self) -> None:
+        self.gate.enter("serving")
+        rundir.write_json(self.run_dir / rundir.PHASE, {"phase": "serving"})
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}{path}"
+
+    def serve(self) -> None:
+        async def serving() -> None:
+            self.loop = asyncio.get_running_loop()
+            await self.server.serve()
+
+        asyncio.run(serving())
+
+    def call(self, function: Callable[[], Any]) -> None:
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(function)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    rundir.prepare(tmp_path)
+    stage = Stage(tmp_path)
+    thread = threading.Thread(target=stage.serve)
+    thread.start()
+    until(lambda: stage.server.started)
+    yield stage
+    stage.call(stage.finish.set)
+    stage.server.should_exit = True
+    thread.join(10)
+
+
+def status(stage: Stage, path: str) -> int:
+    return httpx.get(stage.url(path), trust_env=False).status_code
+
+
+def test_ready_follows_what_is_known_of_the_server(stage: Stage) -> None:
+    stage.open()
+    assert status(stage, "/readyz") == 200
+    stage.after.readiness.put("processes", "gone: worker DP1 rank 0 (pid 7)")
+    answer = httpx.get(stage.url("/readyz"), trust_env=False)
+    assert (answer.status_code, answer.json()["reasons"]) == (503, ["gone: worker DP1 rank 0 (pid 7)"])
+    assert status(stage, "/livez") == 200
+    stage.after.readiness.put("processes", None)
+    assert status(stage, "/readyz") == 200
+
+
+def test_a_dead_engine_is_neither_ready_nor_alive(stage: Stage) -> None:
+    stage.open()
+    stage.engine.errored = True
+    assert (status(stage, "/readyz"), status(stage, "/livez")) == (503, 503)
+
+
+def test_a_request_in_flight_ends_whole_and_new_ones_are_refused_while_draining(stage: Stage) -> None:
+    stage.open()
+    drain: Drain = getattr(stage.engine, ATTRIBUTE)
+    left: list[float | None] = []
+    with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
+        parts = answer.iter_bytes()
+        assert next(parts) == b"begun "
+        thread = threading.Thread(target=lambda: left.append(drain.run(20.0)))
+        thread.start()
+        until(lambda: stage.gate.phase == "draining")
+        refused = httpx.get(stage.url("/slow"), trust_env=False)
+        assert (refused.status_code, refused.json()["phase"]) == (503, "draining")
+        assert refused.headers["retry-after"] == "2"
+        assert {path: status(stage, path) for path in ("/health", "/readyz", "/livez", "/metrics")} == {
+            "/health": 503, "/readyz": 503, "/livez": 200, "/metrics": 200,
+        }  # fmt: skip
+        assert left == []
+        stage.call(stage.finish.set)
+        assert b"".join(parts) == b"whole"
+    thread.join(10)
+    assert left[0] is not None
+    assert 10 < left[0] < 20
+    assert (rundir.read_json(stage.run_dir / rundir.PHASE) or {})["phase"] == "draining"
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_the_drain_ends_in_time(stage: Stage, timeout: float) -> None:
+    stage.open()
+    with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
+        parts = answer.iter_bytes()  # whose end would close the connection
+        next(parts)
+        start = time.monotonic()
+        assert getattr(stage.engine, ATTRIBUTE).run(timeout) == 0
+        assert time.monotonic() - start < timeout + 0.5
+        stage.call(stage.finish.set)
+
+
+def test_nothing_is_waited_for_where_the_engine_has_died(stage: Stage) -> None:
+    stage.open()
+    stage.engine.errored = True
+    with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
+        parts = answer.iter_bytes()  # whose end would close the connection
+        next(parts)
+        start = time.monotonic()
+        getattr(stage.engine, ATTRIBUTE).run(20)
+        assert time.monotonic() - start < 2
+        stage.call(stage.finish.set)
+
+
+def test_the_loop_that_answers_requests_is_never_blocked(stage: Stage) -> None:
+    """Where the engine client is shut down in the loop's own thread, nothing could end while it waits."""
+    stage.open()
+
+    async def in_the_loop() -> float | None:
+        left: float | None = getattr(stage.engine, ATTRIBUTE).run(20)
+        return left
+
+    assert asyncio.run(in_the_loop()) == 20
+    assert stage.gate.phase == "serving"
+
+
+def test_a_rank_lost_on_another_node_ends_the_server_and_the_supervisor_is_told(
+    stage: Stage, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage.open()
+    stage.after.readiness.put("other nodes", "lost the connection to an engine at 10.0.0.3; ranks on other nodes: DP1")
+    assert stage.server.should_exit
+    assert "10.0.0.3" in (rundir.read_json(stage.run_dir / rundir.LOST) or {})["what"]
+    assert "not ready: lost the connection" in capfd.readouterr().err
+
+
+def test_a_gate_that_did_not_open_is_not_watched(tmp_path: Path) -> None:
+    rundir.prepare(tmp_path)
+    stage = Stage(tmp_path)
+    stage.gate.enter("failed")
+    asyncio.run(asyncio.wait_for(stage.after.run(), 2))
