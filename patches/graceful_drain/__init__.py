@@ -3,6 +3,7 @@
 from patches.framework.records import Patch, Role, Target
 
 _WRAPPERS = "patches.graceful_drain.wrappers"
+_PARSER = f"{_WRAPPERS}:make_arg_parser"
 
 PATCH = Patch(
     id="graceful_drain",
@@ -12,12 +13,8 @@ PATCH = Patch(
     library="vllm",
     releases=">=0.32",
     targets=(
-        Target(
-            "vllm.entrypoints.launchers.cli_args", "make_arg_parser", f"{_WRAPPERS}:make_arg_parser", releases="<0.33"
-        ),
-        Target(
-            "vllm.entrypoints.common.cli_args", "make_arg_parser", f"{_WRAPPERS}:make_arg_parser", releases=">=0.33"
-        ),
+        Target("vllm.entrypoints.launchers.cli_args", "make_arg_parser", _PARSER, releases="<0.33"),
+        Target("vllm.entrypoints.common.cli_args", "make_arg_parser", _PARSER, releases=">=0.33"),
         Target("vllm.v1.engine.async_llm", "AsyncLLM.shutdown", f"{_WRAPPERS}:shutdown"),
     ),
     roles=frozenset({Role.API_SERVER, Role.LAUNCHER}),
