@@ -20,6 +20,7 @@ PATCH_IDS = (
     "lmcache_roster",
     "serving_gate",
     "graceful_drain",
+    "kv_probe",
     "kv_budget",
     "cpu_amx_permission",
     "cpu_expert_parallel",

@@ -98,6 +98,20 @@ class Server:
                 return counters
             time.sleep(0.02)
 
+    def control(self, name: str) -> list[dict[str, Any]]:
+        """What each engine answers to a probe, once none of them has requests. Only the closed gate offers this.
+
+        Raises:
+            httpx.HTTPStatusError: the gate has no such call, or an engine could not carry it out.
+        """
+        deadline = time.monotonic() + COUNTED_WITHIN_S
+        while True:
+            answers = self.post(f"{CONTROL_PREFIX}/{name}").raise_for_status().json()["engines"]
+            engines: list[dict[str, Any]] = sorted(answers, key=lambda answer: int(answer["dp_rank"]))
+            if not any("busy" in engine for engine in engines) or time.monotonic() > deadline:
+                return engines
+            time.sleep(0.05)
+
     def reset_prefix_cache(self) -> bool:
         """Empty the engines' own prefix caches; what LMCache holds stays. Only the closed gate offers this."""
         response = self.post(f"{CONTROL_PREFIX}/reset_prefix_cache")

@@ -4,6 +4,8 @@ SplintError
 ├── PlanError               `splint plan` does not know it, or it can't be
 ├── RunDirectoryError       no private, writable run directory
 ├── MismatchError           a KV block is not what its profile says
+├── ProbeError              a probe of the smoke tests could not do its work
+├── GateOpenError           a control call of the smoke tests came after them
 └── RefusedError            this process must not serve; exit code 78
     ├── SettingError        an SPLINT_* variable is unknown or malformed
     ├── FingerprintError    the source under a patch is not the one that was reviewed
@@ -24,8 +26,10 @@ __all__ = [
     "BudgetError",
     "EnvironmentRefusedError",
     "FingerprintError",
+    "GateOpenError",
     "MismatchError",
     "PlanError",
+    "ProbeError",
     "ProfileError",
     "RefusedError",
     "RunDirectoryError",
@@ -59,6 +63,14 @@ class RunDirectoryError(SplintError):
 
 class MismatchError(SplintError):
     """A KV block's dtype or shape is not the one that its profile says."""
+
+
+class ProbeError(SplintError):
+    """A probe of the KV cache could not do its work, or found a transfer that failed."""
+
+
+class GateOpenError(SplintError):
+    """A control call of the smoke tests, at a time when the gate is no longer closed for them."""
 
 
 class PlanError(SplintError):

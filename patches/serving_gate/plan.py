@@ -41,6 +41,7 @@ class SmokePlan:
         expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
             and rank.
         generated: Tokens that a checked completion asks for; the server may allow fewer than the usual 4.
+        probed: Whether the engines answer the control calls that look into their KV caches.
         level: ``full`` or ``quick``.
         timeout_s: Seconds for the whole battery.
     """
@@ -57,6 +58,7 @@ class SmokePlan:
     cache_dtype: str
     expected_roster: tuple[dict[str, Any], ...]
     generated: int = 4
+    probed: bool = False
     level: str = "full"
     timeout_s: float = 120.0
     connector: str | None = None

@@ -15,6 +15,7 @@ from patches.serving_gate.plan import SmokePlan
 __all__ = ["make_plan"]
 
 ROSTER_PATCH = "process_roster"
+PROBE_PATCH = "kv_probe"
 
 
 def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
@@ -27,6 +28,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         run_dir: The server's run directory.
     """
     usual = SmokePlan.generated
+    patches = selected(settings.get("SPLINT_PATCHES"))
     model, cache, transfer = config.model_config, config.cache_config, config.kv_transfer_config
     return SmokePlan(
         base_url=_base_url(args, port),
@@ -42,8 +44,9 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         chunk_tokens=_chunk_tokens(run_dir),
         dp_ranks=local_dp_ranks(config.parallel_config),
         cache_dtype=cache.cache_dtype,
-        expected_roster=expected_roster(config) if ROSTER_PATCH in selected(settings.get("SPLINT_PATCHES")) else (),
+        expected_roster=expected_roster(config) if ROSTER_PATCH in patches else (),
         generated=min(usual, model.get_diff_sampling_param().get("max_tokens") or usual),
+        probed=PROBE_PATCH in patches and config.parallel_config.data_parallel_backend == "mp",
         level=settings.get("SPLINT_SMOKE"),
         timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
         logprobs_mode=model.logprobs_mode,

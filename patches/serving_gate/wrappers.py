@@ -10,6 +10,7 @@ from typing import Any
 from patches.framework import rundir
 from patches.framework.errors import RunDirectoryError
 from patches.framework.records import Seam
+from patches.kv_probe import PROBES
 from patches.serving_gate.after import After
 from patches.serving_gate.gate import Control, Gate
 from patches.serving_gate.opening import Opening
@@ -56,7 +57,13 @@ def _controls(engine: Any) -> Mapping[str, Control]:
     async def reset_prefix_cache() -> Mapping[str, Any]:
         return {"reset": await engine.reset_prefix_cache()}
 
-    return {"/reset_prefix_cache": reset_prefix_cache}
+    def probe(name: str) -> Control:
+        async def ask() -> Mapping[str, Any]:
+            return {"engines": await engine.engine_core.call_utility_all_async("splint_probe", name)}
+
+        return ask
+
+    return {"/reset_prefix_cache": reset_prefix_cache, **{f"/{name}": probe(name) for name in PROBES}}
 
 
 async def _follow(opened: asyncio.Task[None], after: After) -> None:

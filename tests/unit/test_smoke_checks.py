@@ -3,216 +3,21 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_engine import PLAN, SECRET, Engine, listening
 
 from entrypoint.smoke import battery
 from entrypoint.smoke.check import Check, Context
 from entrypoint.smoke.checks import CHECKS
 from entrypoint.smoke.server import Server
 from patches.framework import rundir
-from patches.serving_gate.plan import CheckResult, SmokePlan
-
-BLOCK = 16
-CHUNK = 32
-SECRET = "open-sesame"
-
-
-@dataclass
-class Engine:
-    """Log-probabilities are a function of the tokens; caches only count. Faults are switches."""
-
-    ranks: int = 2
-    prefix: list[set[str]] = field(init=False)
-    external: set[str] = field(default_factory=set)
-    counters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    chat_template: bool = True
-    counts: bool = True
-    max_logprobs: int = 20
-    keeps_prefixes: bool = True
-    stores_after: int = 0
-    wrong_on: str = ""
-    invents_hits: bool = False
-    logprob_shift: float = 0.0
-    broken_stream: bool = False
-    other_rank: bool = False
-    ignores_prompt: bool = False
-    turn: int = 0
-    names: tuple[str, ...] = ("tiny",)
-
-    def __post_init__(self) -> None:
-        self.prefix = [set() for _ in range(self.ranks)]
-
-    def source(self, rank: int, key: str) -> str:
-        """Where the prompt's first part comes from; counts it as vLLM does."""
-        if key in self.prefix[rank] and self.keeps_prefixes:
-            return "prefix"
-        if key in self.external:
-            return "external"
-        return "cold"
-
-    def complete(self, rank: int, body: dict[str, Any]) -> dict[str, Any]:
-        prompt, length, top = body["prompt"], body["max_tokens"], body["logprobs"]
-        cached = len(prompt) // CHUNK * CHUNK
-        key = json.dumps([body.get("cache_salt"), prompt[:cached]])
-        if self.other_rank:
-            rank = 0
-        with self.lock:
-            source = self.source(rank, key)
-            moved = {"prefix": "prefix_cache_hits", "external": "external_prefix_cache_hits"}.get(source)
-            if moved and cached:
-                self.counters[moved, rank] += cached
-            if self.invents_hits:
-                self.counters["prefix_cache_hits", rank] += BLOCK
-            self.counters["request_success", rank] += 1
-            self.counters["prompt_tokens", rank] += len(prompt)
-            self.prefix[rank].add(key)
-            self.stores_after -= 1
-            if self.stores_after < 0:
-                self.external.add(key)
-        tokens, steps = list(prompt), []
-        for step in range(length):
-            steps.append(self.distribution(tokens, top, wrong=self.wrong(source, step)))
-            tokens.append(max(steps[-1], key=steps[-1].__getitem__))
-        generated = tokens[len(prompt) :]
-        named = [{f"token_id:{token}": value for token, value in step.items()} for step in steps]
-        return {
-            "id": "x", "object": "text_completion", "created": 0, "model": "tiny",
-            "choices": [{
-                "index": 0, "text": "", "finish_reason": "length", "token_ids": generated,
-                "logprobs": {"top_logprobs": named, "tokens": [], "token_logprobs": [], "text_offset": []},
-            }],
-        }  # fmt: skip
-
-    def pool(self) -> None:
-        """Count a request on the rank whose turn it is, as a load balancer would."""
-        with self.lock:
-            self.turn = (self.turn + 1) % (1 if self.other_rank else self.ranks)
-            self.counters["request_success", self.turn] += 1
-
-    def wrong(self, source: str, step: int) -> bool:
-        if self.wrong_on == "chance":
-            return random.random() < 0.5
-        return self.wrong_on == source or (self.wrong_on == "decode" and step > 0)
-
-    def distribution(self, tokens: list[int], top: int, *, wrong: bool) -> dict[int, float]:
-        source = random.Random("" if self.ignores_prompt else json.dumps([tokens, wrong]))
-        values = sorted((source.gauss(-6.0, 0.5) for _ in range(64)), reverse=True)
-        ids = source.sample(range(64), 64)
-        return {
-            token: value + self.logprob_shift for token, value in list(zip(ids, values, strict=True))[: max(top, 1)]
-        }
-
-
-def _usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-class Handler(BaseHTTPRequestHandler):
-    engine: Engine
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _send(self, body: Any, status: int = 200, kind: str = "application/json") -> None:
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _error(self, message: str, status: int = 400) -> None:
-        self._send({"error": {"message": message, "code": status}}, status)
-
-    def do_GET(self) -> None:
-        if self.path == "/v1/models":
-            self._send({"object": "list", "data": [{"id": name, "object": "model"} for name in self.engine.names]})
-        elif self.engine.counts:
-            rows = [f'vllm:{name}_total{{engine="{rank}"}} {n}' for (name, rank), n in self.engine.counters.items()]
-            self._send("\n".join(['vllm:request_success_total{engine="0"} 0', *rows]) + "\n", kind="text/plain")
-        else:
-            self._send("process_open_fds 1\n", kind="text/plain")
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/completions":
-            self._completions(body)
-        elif self.path == "/v1/chat/completions":
-            self._chat(body)
-        elif self.path == "/splint/control/reset_prefix_cache" and self.headers["x-splint-smoke"] == SECRET:
-            for prefix in self.engine.prefix:
-                prefix.clear()
-            self._send({"reset": True})
-        elif self.path == "/pooling":
-            self.engine.pool()
-            self._send({"data": [{"data": [[0.25, -0.5], [float("nan") if self.engine.wrong_on else 1.0, 0.0]]}]})
-        else:
-            self._send({"detail": "Not Found"}, 404)
-
-    def _completions(self, body: dict[str, Any]) -> None:
-        if body["logprobs"] > self.engine.max_logprobs:
-            self._error(f"Requested sample logprobs of {body['logprobs']}, which is greater than max allowed: "
-                        f"{self.engine.max_logprobs}")  # fmt: skip
-        else:
-            self._send(self.engine.complete(int(self.headers.get("X-data-parallel-rank") or 0), body))
-
-    def _chat(self, body: dict[str, Any]) -> None:
-        if not self.engine.chat_template:
-            self._error("default chat template is no longer allowed, so you must provide a chat template")
-        elif body.get("stream"):
-            self._stream()
-        else:
-            message = {"role": "assistant", "content": "one two"}
-            choice = {"index": 0, "finish_reason": "length", "message": message, "token_ids": [5, 6]}
-            self._send({"id": "x", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice],
-                        "usage": _usage(4, 2)})  # fmt: skip
-
-    def _stream(self) -> None:
-        common = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}
-        last = "tow" if self.engine.broken_stream else "two"
-        pieces = [("one ", [5], None), (last, [6], "length")]
-        chunks: list[dict[str, Any]] = [
-            {**common, "choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": end}]}
-            for text, ids, end in pieces
-        ]
-        chunks.append({**common, "choices": [], "usage": _usage(4, 2)})
-        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        self._send("".join([*lines, "data: [DONE]\n\n"]), kind="text/event-stream")
-
-
-PLAN = SmokePlan(
-    base_url="", secret=SECRET, model="tiny", runner="generate", max_model_len=512, block_size=BLOCK, vocab_size=512,
-    prefix_caching=True, dp_ranks=(0, 1), cache_dtype="auto", expected_roster=(), connector="LMCacheMPConnector",
-    kv_role="kv_both", chunk_tokens=CHUNK, timeout_s=30.0,
-)  # fmt: skip
-
-
-@contextmanager
-def listening(engine: Engine) -> Iterator[str]:
-    handler = type("Bound", (Handler,), {"engine": engine})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
+from patches.serving_gate.plan import CheckResult
 
 Run = Callable[..., dict[str, CheckResult]]
 
@@ -237,8 +42,10 @@ def run() -> Run:
 def test_an_honest_server_passes_every_check_that_applies(run: Run, ranks: int) -> None:
     results = run(Engine(ranks=ranks))
     assert {name: result.status for name, result in results.items()} == {
-        "models": "passed", "roster": "skipped", "kv_budget": "skipped", "chat": "passed", "stream": "passed",
-        "logprobs": "passed", "pooling": "skipped", "dp_ranks": "passed", "kv_series": "passed",
+        "models": "passed", "roster": "skipped", "kv_budget": "skipped", "kv_round_trip": "skipped",
+        "attention": "skipped", "chat": "passed", "stream": "passed", "logprobs": "passed", "stop": "passed",
+        "parallel": "passed", "long_prompt": "passed", "pooling": "skipped", "dp_ranks": "passed",
+        "kv_series": "passed",
     }  # fmt: skip
 
 
@@ -379,6 +186,42 @@ def test_a_server_that_allows_fewer_alternatives_is_asked_for_fewer(run: Run, li
 def test_another_model_on_the_port_is_caught(run: Run) -> None:
     result = run(Engine(names=("other",)), "models")["models"]
     assert (result.status, "found the models other" in result.reason) == ("failed", True)
+
+
+def test_a_server_that_ignores_stop_strings_is_caught(run: Run) -> None:
+    result = run(Engine(ignores_stop=True), "stop")["stop"]
+    assert (result.status, "with finish_reason 'length' for the stop string" in result.reason) == ("failed", True)
+
+
+def test_a_server_that_cuts_long_prompts_is_caught(run: Run) -> None:
+    result = run(Engine(cuts_prompts_at=100), "long_prompt")["long_prompt"]
+    assert "100 prompt tokens and 1 of the answer counted for a prompt of 511" in result.reason
+
+
+def test_a_server_that_takes_more_than_its_context_is_caught(run: Run) -> None:
+    result = run(Engine(takes_any_length=True), "long_prompt")["long_prompt"]
+    assert "an answer to a prompt of 513 tokens" in result.reason
+
+
+def test_numbers_that_break_down_with_length_are_caught(run: Run) -> None:
+    result = run(Engine(nan_after=500), "long_prompt")["long_prompt"]
+    assert (result.status, "after 511 tokens" in result.reason) == ("failed", True)
+
+
+def test_a_context_that_takes_too_long_to_fill_is_filled_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.smoke.checks.long_prompt.LONGEST", 256)
+    result = run(Engine(takes_any_length=True), "long_prompt")["long_prompt"]
+    assert (result.status, result.evidence["prompt_tokens"]) == ("passed", 256)
+    assert "not asked" in result.evidence["beyond"]
+
+
+def test_answers_that_are_mixed_up_under_load_are_caught(run: Run) -> None:
+    result = run(Engine(mixes_up=True), "parallel")["parallel"]
+    assert (result.status, "Answers are mixed up" in result.reason) == ("failed", True)
+
+
+def test_a_model_that_ignores_its_prompt_is_not_taken_for_a_mix_up(run: Run) -> None:
+    assert run(Engine(ignores_prompt=True), "parallel")["parallel"].status == "passed"
 
 
 def test_a_pooling_model_is_asked_to_pool_only(run: Run) -> None:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from entrypoint.smoke.checks import chat, dp_ranks, kv_budget, kv_series, logprobs, models, pooling, roster, stream
+from entrypoint.smoke.checks import (
+    attention,
+    chat,
+    dp_ranks,
+    kv_budget,
+    kv_round_trip,
+    kv_series,
+    logprobs,
+    long_prompt,
+    models,
+    parallel,
+    pooling,
+    roster,
+    stop,
+    stream,
+)
 
 if TYPE_CHECKING:
     from entrypoint.smoke.check import Check
@@ -15,9 +30,14 @@ CHECKS: tuple[Check, ...] = (
     models.CHECK,
     roster.CHECK,
     kv_budget.CHECK,
+    kv_round_trip.CHECK,
+    attention.CHECK,
     chat.CHECK,
     stream.CHECK,
     logprobs.CHECK,
+    stop.CHECK,
+    parallel.CHECK,
+    long_prompt.CHECK,
     pooling.CHECK,
     dp_ranks.CHECK,
     kv_series.CHECK,

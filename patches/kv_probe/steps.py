@@ -1,0 +1,111 @@
+"""What a worker does for a probe, one step at a time; every step leaves the worker ready for requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from patches.kv_probe import lmcache
+from patches.kv_probe.attention import attention
+from patches.kv_probe.blocks import Groups, spans
+from patches.kv_probe.contents import Blocks, Pages, layers_of
+from patches.lmcache_identity.carrying import published
+from patches.lmcache_identity.profile import KVCacheProfile
+
+__all__ = ["STEPS"]
+
+
+def _tensors(worker: Any, group: int) -> dict[str, Any]:
+    """The KV tensors of a group's layers, as the attention layers of the model hold them."""
+    layers = worker.vllm_config.compilation_config.static_forward_context
+    names = worker.model_runner.kv_cache_config.kv_cache_groups[group].layer_names
+    packed = {name: found for found in _packed(worker) for name in found.layer_names}
+    count = worker.model_runner.kv_cache_config.num_blocks
+    return {
+        name: packed[name].map_kv_cache_to_manager_blocks(layers[name].kv_cache, count)
+        if name in packed
+        else layers[name].kv_cache
+        for name in names
+    }
+
+
+def _packed(worker: Any) -> Iterator[Any]:
+    """Attention groups whose layers see kernel blocks with other layers' pages between them."""
+    yield from (group for groups in worker.model_runner.attn_groups for group in groups if group.kernel_block_stride)
+
+
+def _pages(worker: Any, groups: Groups) -> Iterator[tuple[Pages, list[int]]]:
+    """Every layer with the blocks to use in it. Linear in layers."""
+    count = worker.model_runner.kv_cache_config.num_blocks
+    for group, ids in enumerate(groups):
+        if ids:
+            yield from ((pages, ids) for pages in layers_of(_tensors(worker, group), count))
+
+
+def _differing(worker: Any, groups: Groups, seed: int) -> dict[str, int]:
+    """Layers with bytes other than the known ones, and how many."""
+    found = {pages.name: pages.differing(Blocks(tuple(ids), seed)) for pages, ids in _pages(worker, groups)}
+    return {name: count for name, count in found.items() if count}
+
+
+def _write(worker: Any, groups: Groups, seed: int) -> None:
+    for pages, ids in _pages(worker, groups):
+        pages.write(Blocks(tuple(ids), seed))
+
+
+def wipe(worker: Any, groups: Groups) -> None:
+    for pages, ids in _pages(worker, groups):
+        pages.wipe(ids)
+
+
+def write(worker: Any, groups: Groups, seed: int) -> dict[str, Any]:
+    """Write known bytes into all layers, then read all of them back: layers that share memory overwrite each other."""
+    seed += lmcache.shard(worker)
+    _write(worker, groups, seed)
+    return {"rank": worker.rank, **_sizes(worker, groups), "differing": _differing(worker, groups, seed)}
+
+
+def compare(worker: Any, groups: Groups, seed: int) -> dict[str, Any]:
+    """What the blocks hold now, against the bytes that :func:`write` puts there."""
+    return {"rank": worker.rank, "differing": _differing(worker, groups, seed + lmcache.shard(worker))}
+
+
+def _sizes(worker: Any, groups: Groups) -> dict[str, Any]:
+    """Bytes of one token over all layers of this worker: in the tensors, and as profile or KV specs say."""
+    config = worker.model_runner.kv_cache_config
+    sizes = spans(config)
+    found = wanted = written = layers = 0.0
+    for group, ids in enumerate(groups):
+        for name, tensor in _tensors(worker, group).items() if ids else ():
+            pages = list(layers_of({name: tensor}, config.num_blocks))
+            block_bytes = sum(page.block_bytes for page in pages)
+            found += block_bytes / sizes[group]
+            wanted += _said(config.kv_cache_groups[group].kv_cache_spec, name, published()) / sizes[group]
+            written += block_bytes * len(ids)
+            layers += 1
+    return {
+        "layers": int(layers),
+        "bytes_written": int(written),
+        "bytes_per_token": found,
+        "bytes_per_token_wanted": wanted,
+        "said_by": "KVCacheProfile" if published() else "KV cache specs",
+    }
+
+
+def _said(spec: Any, layer: str, profile: KVCacheProfile | None) -> float:
+    """Bytes of one block of ``layer``, as the profile has it, or where there is none vLLM's spec."""
+    spec = getattr(spec, "kv_cache_specs", {}).get(layer, spec)
+    row = profile.group_of(layer).row_bytes if profile else spec.num_heads * spec.state_content_size_bytes
+    return float(row * spec.num_states)
+
+
+STEPS: Mapping[str, Callable[..., Any]] = {
+    "write": write,
+    "compare": compare,
+    "wipe": wipe,
+    "store": lmcache.store,
+    "load": lmcache.load,
+    "poll": lmcache.poll,
+    "connector": lmcache.worker_state,
+    "attention": attention,
+}

@@ -1,0 +1,125 @@
+"""One real engine whose KV cache and connector are sabotaged one after the other, probed each time.
+
+``python -m support.kv_probe_engine MODEL_FOLDER KV_DTYPE CONNECTOR_CONFIG`` prints one JSON object: the answers of every
+probe by the name of the sabotage. CONNECTOR_CONFIG is empty for an engine without a connector.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def _layers(worker: Any) -> list[Any]:
+    config = worker.vllm_config.compilation_config.static_forward_context
+    return [config[name] for name in worker.model_runner.kv_cache_config.kv_cache_groups[0].layer_names]
+
+
+def _keep(worker: Any, owner: Any, name: str, replacement: Any) -> None:
+    """Replace an attribute until :func:`restore`."""
+    kept = vars(worker).setdefault("kept", [])
+    kept.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, replacement)
+
+
+def restore(worker: Any) -> None:
+    for owner, name, value in reversed(vars(worker).pop("kept", [])):
+        setattr(owner, name, value)
+
+
+def two_layers_share_memory(worker: Any) -> None:
+    first, second = _layers(worker)[:2]
+    _keep(worker, second, "kv_cache", first.kv_cache)
+
+
+def one_bit_flips_on_the_way_back(worker: Any) -> None:
+    import torch
+    from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+
+    context = get_kv_transfer_group().worker_adapter.transfer_ctx
+    load = context.submit_retrieve
+    layer = _layers(worker)[-1]
+
+    def damaged(request_id: str, key: Any, kv_caches: Any, block_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        future = load(request_id, key, kv_caches, block_ids, *args, **kwargs)
+        bits = layer.kv_cache.view({1: torch.uint8, 2: torch.int16}[layer.kv_cache.element_size()])
+        bits[block_ids[0][0], 0, 0, 0] ^= 1
+        return future
+
+    _keep(worker, context, "submit_retrieve", damaged)
+
+
+def nothing_comes_back(worker: Any) -> None:
+    """The connector says that it has loaded, and has not."""
+    from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+
+    context = get_kv_transfer_group().worker_adapter.transfer_ctx
+    load = context.submit_retrieve
+    empty: Callable[..., Any] = lambda request_id, key, caches, blocks, *args, **kwargs: load(  # noqa: E731
+        request_id, key, {name: cache.clone() for name, cache in caches.items()}, blocks, *args, **kwargs
+    )
+    _keep(worker, context, "submit_retrieve", empty)
+
+
+def another_format_is_read(worker: Any) -> None:
+    """Reads take the cache for another format than writes left in it."""
+    import torch
+
+    impl = _layers(worker)[0].impl
+    forward = impl.forward
+
+    def misread(layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, output: Any) -> Any:
+        other = {torch.bfloat16: torch.float16, torch.uint8: torch.uint8}[kv_cache.dtype]
+        bits = kv_cache.view(torch.uint8) ^ 4 if kv_cache.dtype == torch.uint8 else kv_cache
+        return forward(layer, query, key, value, bits.view(other).to(kv_cache.dtype), metadata, output)
+
+    _keep(worker, impl, "forward", lambda *args, **kwargs: misread(*args[:6], kwargs["output"]))
+
+
+def values_are_written_one_token_late(worker: Any) -> None:
+    impl = _layers(worker)[0].impl
+    write = impl.do_kv_cache_update
+    _keep(
+        worker, impl, "do_kv_cache_update",
+        lambda layer, key, value, cache, slots: write(layer, key, value.roll(1, 0), cache, slots),
+    )  # fmt: skip
+
+
+SABOTAGES: dict[str, tuple[str, bool]] = {
+    "two_layers_share_memory": ("kv_round_trip", False),
+    "one_bit_flips_on_the_way_back": ("kv_round_trip", True),
+    "nothing_comes_back": ("kv_round_trip", True),
+    "another_format_is_read": ("attention", False),
+    "values_are_written_one_token_late": ("attention", False),
+}
+"""Which probe each is for, and whether it needs a connector."""
+
+
+def main(model: str, kv_dtype: str, connector: str) -> dict[str, Any]:
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    llm = LLM(
+        model, dtype="bfloat16", enforce_eager=True, max_model_len=1024, max_num_seqs=4, kv_cache_dtype=kv_dtype,
+        kv_transfer_config=KVTransferConfig(**json.loads(connector)) if connector else None,
+    )  # fmt: skip
+    core: Any = llm.llm_engine.engine_core
+
+    def probe(name: str) -> Any:
+        return core.call_utility("splint_probe", name)
+
+    found = {"none": {name: probe(name) for name in ("kv_round_trip", "attention")}}
+    for sabotage, (name, needs_connector) in SABOTAGES.items():
+        if needs_connector and not connector:
+            continue
+        llm.collective_rpc(globals()[sabotage])
+        found[sabotage] = {name: probe(name)}
+        llm.collective_rpc(restore)
+    found["after"] = {name: probe(name) for name in ("kv_round_trip", "attention")}
+    return found
+
+
+if __name__ == "__main__":
+    print("found", json.dumps(main(*sys.argv[1:4])), flush=True)
