@@ -1,4 +1,4 @@
-"""The KV round trip and the attention check on one real engine with LMCache: sound they pass, and each sabotage shows."""
+"""The KV round trip and the attention check on one real engine with LMCache: sound they pass, each sabotage shows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One real engine whose KV cache and connector are sabotaged one after the other, probed each time.
 
-``python -m support.kv_probe_engine MODEL_FOLDER KV_DTYPE CONNECTOR_CONFIG`` prints one JSON object: the answers of every
+``python -m support.kv_probe_engine MODEL_FOLDER KV_DTYPE CONNECTOR_CONFIG`` prints one JSON object: the answers of each
 probe by the name of the sabotage. CONNECTOR_CONFIG is empty for an engine without a connector.
 """
 
@@ -70,12 +70,12 @@ def another_format_is_read(worker: Any) -> None:
     impl = _layers(worker)[0].impl
     forward = impl.forward
 
-    def misread(layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, output: Any) -> Any:
-        other = {torch.bfloat16: torch.float16, torch.uint8: torch.uint8}[kv_cache.dtype]
-        bits = kv_cache.view(torch.uint8) ^ 4 if kv_cache.dtype == torch.uint8 else kv_cache
-        return forward(layer, query, key, value, bits.view(other).to(kv_cache.dtype), metadata, output)
+    def misread(*args: Any, **kwargs: Any) -> Any:
+        cache = args[4]
+        other = cache.view(torch.float16).to(cache.dtype) if cache.dtype == torch.bfloat16 else cache ^ 4
+        return forward(*args[:4], other, *args[5:], **kwargs)
 
-    _keep(worker, impl, "forward", lambda *args, **kwargs: misread(*args[:6], kwargs["output"]))
+    _keep(worker, impl, "forward", misread)
 
 
 def values_are_written_one_token_late(worker: Any) -> None:

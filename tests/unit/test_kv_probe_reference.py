@@ -1,4 +1,4 @@
-"""The float32 reference is attention, and its bound holds for a kernel that rounds everywhere, but not for a wrong one."""
+"""The float32 reference is attention; its bound holds for a kernel that rounds everywhere, but not for a wrong one."""
 
 from __future__ import annotations
 
