@@ -29,6 +29,7 @@ PATCH_IDS = (
     "lmcache_availability",
     "kv_load_recompute",
     "lmcache_unfinished_store",
+    "lmcache_client_params",
     "mla_kv_spec",
     "turboquant_kv_spec",
     "profile_routing",

@@ -16,7 +16,20 @@ from pathlib import Path
 
 from patches.framework.counters import Counters
 
-__all__ = ["METRICS", "SUFFIX", "Metric", "add", "miss", "names", "on_new_name", "reset", "share", "snapshot", "total"]
+__all__ = [
+    "METRICS",
+    "SUFFIX",
+    "Metric",
+    "add",
+    "due",
+    "miss",
+    "names",
+    "on_new_name",
+    "reset",
+    "share",
+    "snapshot",
+    "total",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -118,13 +131,13 @@ def miss(reason: str, tier: str, detail: str, count: int = 1) -> None:
         count: How many.
     """
     add("lmcache_misses", reason, tier, count=count)
-    since = _due(f"{reason} {tier}", count)
+    since = due(f"{reason} {tier}", count)
     if since:
         logger.warning("LMCache %s (%s), %d time(s) since last said: %s", reason, tier, since, detail)
 
 
-def _due(what: str, count: int) -> int:
-    """How many are to be logged now: 0 within a minute of the last time."""
+def due(what: str, count: int) -> int:
+    """How many of ``what``, a bounded set of texts, are to be logged now: 0 within a minute of the last time."""
     now = time.monotonic()
     with _lock:
         last, held = _said.get(what, (float("-inf"), 0))

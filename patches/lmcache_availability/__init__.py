@@ -48,6 +48,7 @@ PATCH = Patch(
         Target(_TRANSFER, "TransferContext._submit_registration", f"{_START}:submit_registration"),
         Target(_ADAPTER, "LMCacheMPWorkerAdapter.submit_store_request", f"{_WORKER}:submit_store_request"),
         Target(_ADAPTER, "LMCacheMPWorkerAdapter.submit_retrieve_request", f"{_WORKER}:submit_retrieve_request"),
+        Target(_ADAPTER, "LMCacheMPWorkerAdapter.handle_preemptions", f"{_WORKER}:handle_preemptions"),
         Target(_ADAPTER, "LMCacheMPWorkerAdapter.get_finished", f"{_WORKER}:poll"),
         Target(_ADAPTER, "LMCacheMPWorkerAdapter.get_finished_with_lazy_offload", f"{_WORKER}:poll"),
     ),

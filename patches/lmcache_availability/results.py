@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,10 @@ from patches.lmcache_availability.link import Link, ServerUnavailableError, Stat
 
 __all__ = ["Results", "results_of"]
 
+logger = logging.getLogger(__name__)
+
 _ATTRIBUTE = "splint_results"
+SAID_AFTER_S = 1.0
 
 
 @dataclass
@@ -57,6 +61,15 @@ class Results:
                 self.load_failed(tokens, "a load was not answered, or not with KV; its tokens are computed")
             elif self.first_rank:
                 tallies.add("lmcache_saved_tokens", count=tokens)
+
+    def await_reads(self, url: str) -> None:
+        """Wait until no store reads the engine's blocks any more, for as long as that takes.
+
+        Only where the server copies: such a store ends with its answer, or with the proof that the server is gone.
+        """
+        for future, _ in [*self._stores]:
+            if not _settled(future) and _raw(future) is not future:
+                _await(future, url)
 
     def _store_ended(self, answer: bool | None, tokens: int) -> None:
         if not answer:
@@ -106,6 +119,20 @@ def _settled(future: Any) -> bool:
     """Whether the answer is there, and with it, where a device copies, the end of the copy."""
     raw = _raw(future)
     return bool(raw.query()) and (raw.exception_ is not None or bool(future.query()))
+
+
+def _await(future: Any, url: str) -> None:
+    """Wait for the answer, and where a device copies for the end of the copy."""
+    raw = _raw(future)
+    while not raw.wait(SAID_AFTER_S):
+        if tallies.due("preemption", 1):
+            logger.warning(
+                "The engine waits for LMCache server %s: it was to store blocks of requests that are preempted now, and"
+                " may still read them, so nobody else may have them. Continue the server or kill it.",
+                url,
+            )
+    if raw.exception_ is None:
+        future.wait()
 
 
 def _answer(future: Any) -> bool | None:

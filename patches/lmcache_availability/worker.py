@@ -14,7 +14,7 @@ from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.link import Link, ServerUnavailableError
 from patches.lmcache_availability.results import results_of
 
-__all__ = ["poll", "submit_retrieve_request", "submit_store_request"]
+__all__ = ["handle_preemptions", "poll", "submit_retrieve_request", "submit_store_request"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,25 @@ def poll(seam: Seam) -> Callable[..., Any]:
     return finished
 
 
+def handle_preemptions(seam: Seam) -> Callable[..., None]:
+    """Before a preempted request's blocks are written by others, wait until no store reads them any more.
+
+    Stock does not wait for a server that is called unhealthy, and for 300 s at most for another: one that is merely
+    silent then reads what was written meanwhile, and keeps it under the preempted request's keys.
+    """
+    original = seam.original
+
+    @wraps(original)
+    def preempted(self: Any, need_flush_before_forward: bool) -> None:
+        seam.count()
+        if need_flush_before_forward:
+            results_of(self).await_reads(link_of(self.req_client).url)
+        with _seen_as_answering(self):
+            original(self, need_flush_before_forward)
+
+    return preempted
+
+
 def _disconnects_show(client: Any) -> bool:
     """Whether a broken connection is noticed: with ZMQ, not with gRPC, where stock's behaviour is kept."""
     return hasattr(client, "_message_queue_client")
@@ -135,7 +154,7 @@ def _disconnects_show(client: Any) -> bool:
 
 @contextmanager
 def _seen_as_answering(adapter: Any) -> Iterator[None]:
-    """Let the poll look at each transfer by itself instead of dropping all of them."""
+    """Let LMCache look at each transfer by itself, as it does while the server is well."""
     health, adapter._health_event = adapter._health_event, _ANSWERING
     try:
         yield

@@ -401,6 +401,84 @@ def test_transfer_that_ends_with_the_connection_between_two_looks_is_no_exceptio
 
 
 @pytest.fixture
+def driven_worker(cache: Cache) -> Iterator[Any]:
+    """A worker whose blocks the server moves itself."""
+    adapter = worker_for(cache.url, mode="lmcache_driven")
+    yield adapter
+    adapter.shutdown()
+
+
+def stored_and_given_away(cache: Cache, worker: Any, first: int, ends: Callable[[], None]) -> tuple[list[Any], bool]:
+    """Preempt a request while the server, which stands still, is to store its blocks; write into them once that may be.
+
+    The blocks are 1 and 2, because 0 is vLLM's null block, which LMCache leaves out. Returns what was in them, and
+    whether they were held until the server went on.
+    """
+
+    def give_away() -> None:
+        worker.handle_preemptions(True)
+        for layer in worker.kv_caches.values():
+            layer[[1, 2]] += 1
+
+    stored = [layer[[1, 2]].clone() for layer in worker.kv_caches.values()]
+    giving = threading.Thread(target=give_away)
+    with cache.stopped():
+        worker.submit_store_request(f"preempted {first}", operation(first, [1, 2]), worker.create_recorded_event())
+        until(lambda: not worker.is_healthy)
+        giving.start()
+        giving.join(0.5)
+        held = giving.is_alive()
+        ends()
+    giving.join(5)
+    assert not giving.is_alive()
+    return stored, held
+
+
+def loaded(worker: Any, scheduler: Any, first: int) -> list[Any]:
+    """What LMCache has for the two blocks that were stored, loaded into blocks 10 and 11."""
+    until(lambda: worker.is_healthy and scheduler.is_healthy)
+    until(lambda: worker.get_finished(set()) and not worker.store_futures)
+    asked: list[str] = []
+
+    def known() -> bool:
+        """The server answers a store before it has published it."""
+        asked.append(f"reads {first} {len(asked)}")
+        scheduler.maybe_submit_lookup_request(asked[-1], tokens(2 * CHUNK, first=first))
+        return looked_up(scheduler, asked[-1])[0] == 2 * CHUNK
+
+    until(known)
+    worker.submit_retrieve_request(asked[-1], operation(first, [10, 11]), worker.create_recorded_event())
+    until(lambda: worker.get_finished(set())[1] == {asked[-1]})
+    return [layer[[10, 11]].clone() for layer in worker.kv_caches.values()]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+def test_blocks_of_a_preempted_request_are_held_while_a_silent_server_may_read_them(
+    cache: Cache, driven_worker: Any, scheduler: Any
+) -> None:
+    stored, held = stored_and_given_away(cache, driven_worker, 90_000, lambda: None)
+    assert held
+    assert same(loaded(driven_worker, scheduler, 90_000), stored)
+
+
+def test_without_the_guard_the_server_stores_what_was_written_meanwhile(
+    cache: Cache, driven_worker: Any, scheduler: Any, bare: Callable[..., None]
+) -> None:
+    bare("LMCacheMPWorkerAdapter.handle_preemptions")
+    stored, held = stored_and_given_away(cache, driven_worker, 91_000, lambda: None)
+    assert not held
+    assert not same(loaded(driven_worker, scheduler, 91_000), stored)
+
+
+def test_blocks_of_a_preempted_request_are_free_once_the_server_is_gone(cache: Cache, driven_worker: Any) -> None:
+    _, held = stored_and_given_away(cache, driven_worker, 92_000, cache.kill)
+    assert held
+
+
+@pytest.fixture
 def shared_memory_worker(running_cache: Cache) -> Iterator[Any]:
     name = f"splint_{os.getpid()}"
     running_cache.up(*USUAL, "--no-l1-use-lazy", "--shm-name", name)
