@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from patches.lmcache_admission import scratch
 from patches.lmcache_admission.adapter import SealedL2Adapter
 from patches.lmcache_admission.seal import check_speed
 
-__all__ = ["SEALED", "SETTING", "prepare", "seal_tier"]
+__all__ = ["SEALED", "SETTING", "make_resp", "prepare", "seal_tier"]
 
 SETTING = "SPLINT_LMCACHE_UNPROTECTED"
-SEALED = ("fs", "fs_native")
+SEALED = ("fs", "fs_native", "resp")
 """Tiers whose every object is tested here to come back bit for bit or not at all."""
 FOLDERS = ("fs", "fs_native")
 
@@ -64,6 +65,22 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
         aligned=config.use_odirect,
         scratch=folder / config.relative_tmp_dir,
     )
+
+
+def make_resp(config: Any) -> Any:
+    """The tier ``resp`` on a client that keeps its step. Defaults come from LMCache's environment variables."""
+    from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
+
+    from patches.lmcache_admission.resp_client import RespClient
+
+    client = RespClient(
+        config.host or os.environ.get("LMCACHE_RESP_HOST", ""),
+        config.port or int(os.environ.get("LMCACHE_RESP_PORT", "0")),
+        config.num_workers,
+        config.username or os.environ.get("LMCACHE_RESP_USERNAME", ""),
+        config.password or os.environ.get("LMCACHE_RESP_PASSWORD", ""),
+    )
+    return NativeConnectorL2Adapter(client, max_capacity_gb=config.max_capacity_gb, type_name="RESPL2Adapter")
 
 
 def _file_of(folder: Path) -> Callable[[Any], Path]:

@@ -1,0 +1,67 @@
+"""A real redis-server on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.servers import free_port
+
+__all__ = ["Redis", "redis_server"]
+
+
+class Redis:
+    """Started, killed and started again on one port, with nothing kept on disk unless it is asked to."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.port = free_port()
+        self._folder, self._flags = folder, flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers; skips the test where there is none to start.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
+        if shutil.which("redis-server") is None:
+            pytest.skip("no redis-server here: install Debian's package of this name, as .ci/run does")
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
+                 str(self._folder), *self._flags],
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    probe.sendall(b"PING\r\n")
+                    if probe.recv(16).startswith(b"+PONG"):
+                        return
+            time.sleep(0.05)
+        raise TimeoutError(f"redis-server on port {self.port} does not answer")
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@contextmanager
+def redis_server(folder: Path, *flags: str) -> Iterator[Redis]:
+    server = Redis(folder, *flags)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
