@@ -64,11 +64,12 @@ class Agreement:
         hint = "Does its node run vllm-splint, with kv_budget in SPLINT_PATCHES?"
         self._exchange("hello", to_json(own), reduce, min(self.timeout_s, HELLO_TIMEOUT_S), hint)
 
-    def neighbour(self) -> Hello:
-        """The hello of the next rank, in a ring."""
-        following = (self.channel.rank + 1) % self.channel.size
-        hello: Hello = from_json(Hello, self.channel.hear("hello", following, HELLO_TIMEOUT_S))
-        return hello
+    def watched(self) -> list[Hello]:
+        """The hellos of those whom this rank watches: the next one, in a ring, and DP0, which holds the store."""
+        own = self.channel.rank
+        ranks = dict.fromkeys(((own + 1) % self.channel.size, REDUCER))
+        words = [self.channel.hear("hello", rank, HELLO_TIMEOUT_S) for rank in ranks if rank != own]
+        return [from_json(Hello, word) for word in words]
 
     def measured(self, own: Measurement) -> list[int]:
         """Say what this rank measured; returns the bytes a worker that it may plan with.

@@ -1,18 +1,34 @@
-"""A socket that says nothing: whoever is connected to it sees the end of this process, also after SIGKILL."""
+"""A socket that says nothing: whoever is connected to it sees the end of this process, also after SIGKILL.
+
+A host that is gone can't close its connections. The kernel asks every other end by TCP keepalive, and says so after
+:data:`SILENT_S` seconds without an answer.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
+from enum import Enum
 
-__all__ = ["Lifeline", "address_towards", "hold"]
+__all__ = ["SILENT_S", "Lifeline", "Line", "address_towards", "hold"]
 
 logger = logging.getLogger("vllm.splint.kv_budget")
 
 CONNECT_S = 10.0
-# A host that is gone can't close its connections: after about 11 s without an answer the kernel says so.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+IDLE_S = 5
+INTERVAL_S = 2
+PROBES = 3
+SILENT_S = IDLE_S + INTERVAL_S * PROBES
+"""Seconds after which a host that no longer answers is given up."""
+
+
+class Line(Enum):
+    """What became of a line that was held."""
+
+    ENDED = "its process closed it, or ended"
+    SILENT = "its host no longer answers"
+    UNREACHED = "it could not be reached"
 
 
 def address_towards(host: str) -> str:
@@ -50,22 +66,30 @@ class Lifeline:
             end.close()
 
 
-def hold(place: tuple[str, int]) -> bool:
-    """Wait until the process behind ``place`` has ended or closed its line. False where it could not be reached."""
+def hold(place: tuple[str, int]) -> Line:
+    """Wait until the process behind ``place`` has ended or closed its line, or its host is silent."""
     try:
         connection = socket.create_connection(place, timeout=CONNECT_S)
     except ConnectionRefusedError:
-        return True
+        return Line.ENDED
     except OSError as error:
         logger.warning("KV budget: no connection to %s port %d (%s): its death would not be noticed.", *place, error)
-        return False
+        return Line.UNREACHED
     with connection:
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in _KEEPALIVE:
-            connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        _keep_alive(connection)
         try:
             connection.recv(1)
-        except OSError:
-            logger.debug("the line to %s broke", place)
-    return True
+        except ConnectionError:  # reset: the host is there, the process is not
+            return Line.ENDED
+        except OSError as error:
+            logger.debug("the line to %s broke: %s", place, error)
+            return Line.SILENT
+    return Line.ENDED
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)

@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from patches.kv_budget.channel import END, Channel
-from patches.kv_budget.lifeline import hold
+from patches.kv_budget.channel import END, REDUCER, Channel
+from patches.kv_budget.lifeline import SILENT_S, Line, hold
 from patches.kv_budget.measurement import Hello
 
 __all__ = ["Watch", "end_workers", "stop_engine"]
@@ -23,14 +23,18 @@ UP = "up"
 ONE_LOOK_S = 3600.0
 WORKERS_END_WITHIN_S = 1.0
 EXIT_FAILED = 1
+_LOST = {
+    Line.ENDED: "ended without a word (killed?)",
+    Line.SILENT: f"has not answered for {SILENT_S} s (is its host or network gone?)",
+}
 
 
 class Watch:
     """One rank's eye on its group until all engines are up.
 
-    Two threads that sleep until something happens: one waits for the word that ends the start, on a connection of its
-    own, and so notices when DP0, which holds the store, is gone; the other holds the lifeline of the next rank, on
-    whatever host it is. A rank watches one other, so a thousand ranks cost a thousand watches.
+    Threads that sleep until something happens: one waits for the word that ends the start, on a connection of its
+    own, and so notices when DP0, which holds the store, has ended; the others hold the lifelines of the next rank and
+    of DP0, on whatever host they are. A rank watches two others, so a thousand ranks cost two thousand watches.
 
     Args:
         channel: The group's words.
@@ -48,13 +52,14 @@ class Watch:
         self._on_failure = on_failure
         self._on_end = on_end
         self._done = threading.Event()
+        self._stopping = threading.Lock()
         self.stage = "loading the model"
 
-    def start(self, neighbour: Hello | None) -> None:
-        """Begin to watch."""
+    def start(self, others: Iterable[Hello]) -> None:
+        """Begin to watch: the word that ends the start, and the lifelines of ``others``."""
         threading.Thread(target=self._listen, name="splint-kv-budget", daemon=True).start()
-        if neighbour is not None:
-            threading.Thread(target=self._mind, args=(neighbour,), name="splint-kv-neighbour", daemon=True).start()
+        for other in others:
+            threading.Thread(target=self._mind, args=(other,), name=f"splint-kv-dp{other.dp_rank}", daemon=True).start()
 
     def _listen(self) -> None:
         try:
@@ -63,27 +68,43 @@ class Watch:
                 text = self._listening.wait_for_end(ONE_LOOK_S)
         except ConnectionError as error:
             if not self._done.is_set():
-                self._on_failure(str(error))
+                self._stop(str(error))
             return
         self._ended(text)
 
     def _ended(self, text: str | None) -> None:
         end = json.loads(text) if text else {UP: True}
-        if UP in end or self._done.is_set() or end["dp_rank"] == self._own.dp_rank:
+        if UP in end or self._done.is_set():
             self._done.set()
             self._on_end()
             return
         self._listening.heard(END, but=end["dp_rank"])
-        self._on_failure(f"{end['failed']} Stopping all {self._channel.size} ranks.")
+        self._stop(self._for_all(end["failed"]))
 
-    def _mind(self, neighbour: Hello) -> None:
-        """The listening thread hears of a death like every other rank; of DP0's, which holds the store, by itself."""
-        if not hold(neighbour.lifeline) or self._done.is_set():
+    def _for_all(self, what: str) -> str:
+        return f"{what} Stopping all {self._channel.size} ranks."
+
+    def _stop(self, reason: str) -> None:
+        """Once: two threads may find out at the same time."""
+        if self._stopping.acquire(blocking=False):
+            self._on_failure(reason)
+
+    def _mind(self, other: Hello) -> None:
+        line = hold(other.lifeline)
+        if line is Line.UNREACHED or self._done.is_set():
+            return
+        if other.dp_rank == REDUCER:
+            self._mind_reducer(other, line)
             return
         try:
-            self._say_failed(self._channel.clone(), neighbour, "ended without a word (killed?)")
+            self._say_failed(self._channel.clone(), other, _LOST[line])
         except RuntimeError as error:
             logger.debug("the store is gone: %s", error)
+
+    def _mind_reducer(self, reducer: Hello, line: Line) -> None:
+        """The store is where DP0 is: its end shows there, its silence nowhere else. Nobody can be told any more."""
+        if line is Line.SILENT:
+            self._stop(self._for_all(f"KV budget: {reducer.name} {_LOST[line]}."))
 
     def failed(self, reason: str) -> None:
         """Tell the others why this rank stops."""

@@ -44,7 +44,7 @@ class Member:
     def join(self) -> None:
         """Meet the other ranks, then watch them. Raises BudgetError."""
         self.agreement.hello(self.own)
-        self.watch.start(self.agreement.neighbour())
+        self.watch.start(self.agreement.watched())
 
 
 _planning: ContextVar[Member | None] = ContextVar("splint_kv_budget", default=None)
