@@ -73,7 +73,7 @@ class Watch:
         self._ended(text)
 
     def _ended(self, text: str | None) -> None:
-        end = json.loads(text) if text else {UP: True}
+        end: dict[str, Any] = json.loads(text) if text else {UP: True}
         if UP in end or self._done.is_set():
             self._done.set()
             self._on_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import socket
 import time
@@ -13,6 +14,9 @@ from multiprocessing.context import ForkServerProcess
 
 import pytest
 from support import watched_rank
+from torch.distributed import TCPStore
+
+from patches.kv_budget.channel import Channel
 
 SIZE = 3
 LIMIT_S = 5.0
@@ -25,6 +29,7 @@ FORKS.set_forkserver_preload(["torch.distributed"])
 class Rank:
     process: ForkServerProcess
     pipe: Connection
+    port: int
 
     def hear(self, timeout_s: float) -> str:
         assert self.pipe.poll(max(0.0, timeout_s)), "the rank said nothing"
@@ -42,7 +47,7 @@ def start(number: int, port: int, *, unseen: bool) -> Rank:
     process = FORKS.Process(target=watched_rank.run, args=(number, SIZE, port, theirs), kwargs={"unseen": unseen})
     process.start()
     theirs.close()
-    return Rank(process, ours)
+    return Rank(process, ours, port)
 
 
 @contextmanager
@@ -104,6 +109,15 @@ def test_what_the_neighbour_adds_a_killed_rank_that_none_can_see_stops_nobody() 
         ranks[2].process.join()
         time.sleep(1)
         assert [rank.process.exitcode for rank in ranks[:2]] == [None, None]
+
+
+def test_a_rank_that_others_have_given_up_stops_too_though_it_lives() -> None:
+    """As where only the network between two of them is gone."""
+    with group() as ranks:
+        told = "KV budget: DP2 (node2, cuda:2) has not answered for 11 s."
+        store = TCPStore("127.0.0.1", ranks[0].port, None, False)
+        Channel(store, 1, SIZE).end(json.dumps({"dp_rank": 2, "failed": told}))
+        assert last_words(ranks) == [f"{told} Stopping all 3 ranks."] * SIZE
 
 
 def test_once_all_are_up_the_watch_is_over() -> None:
