@@ -10,7 +10,7 @@ from typing import Any
 
 from envsetup.lockfile import Pin, canonical
 
-__all__ = ["Venv"]
+__all__ = ["Venv", "alias", "installed"]
 
 
 class Venv:
@@ -59,8 +59,7 @@ class Venv:
 
     def installed(self) -> dict[str, str]:
         """Versions of the distributions that have metadata, by canonical name."""
-        names = (path.name[: -len(".dist-info")].rpartition("-") for path in self.site_packages.glob("*.dist-info"))
-        return {canonical(name): version for name, _, version in names}
+        return installed(self.site_packages)
 
     def missing(self, pins: dict[str, Pin]) -> list[Pin]:
         """The pins that are not installed at their version."""
@@ -97,18 +96,32 @@ class Venv:
         return not size or found == int(size)
 
     def alias(self, distribution: str, name: str, suffix: str) -> None:
-        """Give ``distribution`` a second name in the metadata.
+        """Give ``distribution`` a second name in the metadata: :func:`alias`."""
+        alias(self.site_packages, distribution, name, suffix)
 
-        vLLM asks for its own version under the name ``vllm`` and finds its platform by a ``+cpu`` in it; the CPU
-        build's distribution has another name.
-        """
-        version = self.installed()[canonical(distribution)] + suffix
-        for stale in self.site_packages.glob(f"{name}-*.dist-info"):
-            shutil.rmtree(stale)
-        folder = self.site_packages / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        files = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "INSTALLER": "vllm-splint\n"}
-        for file, content in files.items():
-            (folder / file).write_text(content, encoding="utf-8")
-        record = "".join(f"{folder.name}/{file},,\n" for file in (*files, "RECORD"))
-        (folder / "RECORD").write_text(record, encoding="utf-8")
+
+def installed(site_packages: Path) -> dict[str, str]:
+    """Versions of the distributions in a folder that have metadata, by canonical name."""
+    names = (path.name[: -len(".dist-info")].rpartition("-") for path in site_packages.glob("*.dist-info"))
+    return {canonical(name): version for name, _, version in names}
+
+
+def alias(site_packages: Path, distribution: str, name: str, suffix: str) -> None:
+    """Give ``distribution`` a second name in the metadata.
+
+    vLLM asks for its own version under the name ``vllm`` and finds its platform by a ``+cpu`` in it; the CPU
+    build's distribution has another name.
+
+    Raises:
+        KeyError: ``distribution`` is not in the folder.
+    """
+    version = installed(site_packages)[canonical(distribution)] + suffix
+    for stale in site_packages.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(stale)
+    folder = site_packages / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    files = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "INSTALLER": "vllm-splint\n"}
+    for file, content in files.items():
+        (folder / file).write_text(content, encoding="utf-8")
+    record = "".join(f"{folder.name}/{file},,\n" for file in (*files, "RECORD"))
+    (folder / "RECORD").write_text(record, encoding="utf-8")
