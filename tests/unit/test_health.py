@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -263,10 +264,16 @@ def test_the_command_answers_without_importing_what_is_slow(server: Server) -> N
     assert (said.returncode, said.stdout, said.stderr) == (0, "healthy: serving, 0 processes alive\n[]\n", "")
 
 
-def test_the_command_takes_less_than_150_ms(server: Server) -> None:
-    def once() -> float:
-        begin = time.perf_counter()
-        ask(server.folder)
-        return time.perf_counter() - begin
+def test_the_command_takes_less_than_150_ms_of_a_core(server: Server) -> None:
+    """Of processor time: other work on the machine does not count."""
 
-    assert min(once() for _ in range(5)) < 0.15
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    def once() -> float:
+        before = spent()
+        ask(server.folder)
+        return spent() - before
+
+    assert min(once() for _ in range(3)) < 0.15
