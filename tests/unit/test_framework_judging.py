@@ -47,6 +47,17 @@ def test_an_unknown_version_with_the_sources_of_a_reviewed_release_is_judged_as_
     assert {state.state for state in application.states.values()} == {State.APPLIED}
 
 
+def test_targets_are_those_of_the_release_that_it_is_judged_as(pretend: Any, rebuilt: Any, target: Any) -> None:
+    """A target that only another release has must not keep a rebuilt library from being patched."""
+    pretend.review("greet", "Shop.price", release="1.0")
+    application = rebuilt("nightly")
+    state = application.states["process_roster"]
+    gone = target("no_such", "shout", releases=">=1.1")
+    object.__setattr__(state.patch, "targets", (*state.patch.targets, gone))
+    application.imported(pretend.load())
+    assert state.state is State.APPLIED
+
+
 def test_a_moved_function_in_a_rebuilt_file_is_still_the_reviewed_one(pretend: Any, rebuilt: Any) -> None:
     pretend.review("greet", "Shop.price", release="1.0")
     pretend.add("\n\ndef of_our_own():\n    return 1\n")
