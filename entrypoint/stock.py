@@ -1,7 +1,7 @@
 """The health of a stock server (``SPLINT_MODE=off``), which keeps no run directory: its own ``/health`` is asked.
 
-Where it listens is read off its command line: port, ``--uds``, TLS, a ``--config`` file. Standard library only, but for such a
-file.
+Where it listens is read off its command line: port, ``--uds``, TLS, a ``--config`` file. Standard library only, but for
+such a file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ _DEFAULT_PORT = "8000"
 
 def newest_server() -> list[str] | None:
     """The command line of this user's vLLM server that was started last, or None."""
-    found = [
-        (state.started, words) for pid in _own() if (words := _words(pid)) and (state := processes.read_state(pid))
-    ]
+    commands = {pid: words for pid in _own() if (words := _words(pid))}
+    found = [(state.started, words) for pid, words in commands.items() if (state := processes.read_state(pid))]
     return max(found)[1] if found else None
 
 
