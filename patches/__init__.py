@@ -21,6 +21,7 @@ PATCH_IDS = (
     "serving_gate",
     "graceful_drain",
     "kv_probe",
+    "patch_identity",
     "kv_budget",
     "cpu_amx_permission",
     "cpu_expert_parallel",

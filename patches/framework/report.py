@@ -11,7 +11,7 @@ from patches.framework.records import Role
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SCHEMA", "kv_budget", "report"]
+__all__ = ["SCHEMA", "calls", "kv_budget", "report"]
 
 SCHEMA = 1
 
@@ -84,7 +84,6 @@ def _kv_profiles(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:
     """A patch's record, its states over the processes, and the calls that its seams took."""
     states = [found for entry in processes for found in entry["patches"] if found["id"] == patch.id]
-    names = {target.name for target in patch.targets}
     return {
         "id": patch.id,
         "purpose": patch.purpose,
@@ -93,8 +92,18 @@ def _patch(patch: Any, processes: list[dict[str, Any]]) -> dict[str, Any]:
         "upstream": list(patch.upstream),
         "retires": patch.retires,
         "states": {found["state"]: found["reason"] for found in states},
-        "calls": sum(count for entry in processes for seam, count in entry["calls"].items() if seam in names),
+        "calls": _calls(patch, processes),
     }
+
+
+def calls(processes: list[dict[str, Any]]) -> dict[str, int]:
+    """Calls that went through each patch, over all processes, by the patch's id."""
+    return {patch.id: _calls(patch, processes) for patch in patches.catalogue()}
+
+
+def _calls(patch: Any, processes: list[dict[str, Any]]) -> int:
+    names = {target.name for target in patch.targets}
+    return sum(count for entry in processes for seam, count in entry["calls"].items() if seam in names)
 
 
 def _timings(processes: list[dict[str, Any]]) -> dict[str, float]:

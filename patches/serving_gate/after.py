@@ -12,6 +12,8 @@ from patches.serving_gate.drain import ATTRIBUTE, Drain
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.peers import peers_of
 from patches.serving_gate.readiness import Members, Readiness, look_after
+from patches.serving_gate.registering import register
+from patches.serving_gate.state_metrics import StateCollector
 
 __all__ = ["After"]
 
@@ -36,7 +38,12 @@ class After:
     async def run(self) -> None:
         """Look after the server until it ends; returns at once where the gate did not open."""
         if self._gate.phase == "serving":
+            register(StateCollector(self._run_dir, self.is_ready))
             await look_after(self.readiness, self._looks())
+
+    def is_ready(self) -> bool:
+        """Whether this API server is to get requests."""
+        return self._gate.open and not self.readiness.reasons
 
     def _looks(self) -> dict[str, Callable[[], str | None]]:
         looks = {"engine": self._look_at_engine, "processes": Members.of(self._run_dir).look}

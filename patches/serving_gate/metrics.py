@@ -10,8 +10,9 @@ from prometheus_client import Gauge
 import patches
 from patches.framework import roster
 from patches.framework.report import kv_budget
-from patches.serving_gate import tally_metrics
 from patches.serving_gate.plan import Verdict
+from patches.serving_gate.registering import register
+from patches.serving_gate.tally_metrics import TallyCollector
 
 __all__ = ["publish"]
 
@@ -25,7 +26,7 @@ def _gauge(name: str, text: str, *labels: str) -> Any:
 
 def publish(verdict: Verdict, run_dir: Path) -> None:
     """Set the gauges from the verdict and the roster, and let the tallies be read. Called once, with the verdict."""
-    tally_metrics.publish(run_dir)
+    register(TallyCollector(run_dir))
     checks = _gauge("splint_smoke_check", "Smoke check: 1 passed, 0 failed, -1 does not apply.", "check")
     for check in verdict.checks:
         checks.labels(check.id).set({"passed": 1, "failed": 0}.get(check.status, -1))

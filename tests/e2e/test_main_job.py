@@ -87,6 +87,30 @@ def test_the_openai_sdk_chats_streams_and_reads_log_probabilities(stack: Server)
     assert whole.choices[0].logprobs is not None
 
 
+def test_every_openai_client_sees_which_patches_its_answer_came_through(stack: Server, report: dict[str, Any]) -> None:
+    client = openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": "tiny", "max_tokens": 2, "temperature": 0}
+    messages: Any = [{"role": "user", "content": "the quick brown fox"}]
+    answers = [
+        client.chat.completions.create(messages=messages, **asked),
+        client.completions.create(prompt="a", **asked),
+        *client.chat.completions.create(messages=messages, stream=True, **asked),
+    ]
+    said = {answer.system_fingerprint for answer in answers if answer.system_fingerprint}
+    print(f"system_fingerprint: {said}")
+    assert len(said) == 1
+    assert said.pop().endswith(report["processes"][0]["patch_set"])
+    assert answers[-1].system_fingerprint or answers[-2].system_fingerprint, "a stream says it, too"
+
+
+def test_metrics_say_what_the_server_is_at_the_moment(stack: Server) -> None:
+    lines = httpx.get(stack.base_url + "/metrics").text.splitlines()
+    assert "splint_ready 1.0" in lines
+    assert sum(line.startswith("splint_process_up{") and line.endswith(" 1.0") for line in lines) == len(ROLES)
+    assert sum(line.startswith("splint_patch_set_processes{") for line in lines) == 1
+    assert any(line.startswith('splint_patch_calls_total{patch="lmcache_identity"}') for line in lines)
+
+
 def test_metrics_name_every_patch_in_every_process(stack: Server) -> None:
     lines = httpx.get(stack.base_url + "/metrics").text.splitlines()
     info = [line for line in lines if line.startswith("splint_patch_info{") and 'patch="cpu_expert_parallel"' in line]

@@ -130,8 +130,9 @@ SCRAPE = """
 import sys
 from pathlib import Path
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
-from patches.serving_gate import tally_metrics
-tally_metrics.publish(Path(sys.argv[1]))
+from patches.serving_gate.registering import register
+from patches.serving_gate.tally_metrics import TallyCollector
+register(TallyCollector(Path(sys.argv[1])))
 registry = REGISTRY
 if len(sys.argv) > 2:
     registry = CollectorRegistry()
