@@ -20,7 +20,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Control = Callable[[], Awaitable[Mapping[str, Any]]]
 
 LIVE = "/livez"
-WHILE_DRAINING = frozenset({LIVE, "/readyz", "/startupz", "/splint/report", "/metrics"})
+# What a shut gate lets the application answer: the report and the page, with status 503, and while it drains the probes.
+WHILE_SHUT = frozenset({"/splint/report", "/splint/", "/splint"})
+WHILE_DRAINING = WHILE_SHUT | {LIVE, "/readyz", "/startupz", "/metrics"}
 _JSON = (b"content-type", b"application/json")
 _RETRY = (b"retry-after", b"2")
 _MEANING = {
@@ -83,18 +85,23 @@ class Gate:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013, "reason": self.phase})
-        elif self.phase == "draining" and _path(scope) in WHILE_DRAINING:
+        elif self._may_be_seen(scope):
             await self.app(scope, receive, send)
         elif _path(scope) == LIVE and self.phase != "failed":
             await _answer(send, 200, self.state())
         else:
-            await _answer(send, 503, self.state() | {"error": self._error()}, _RETRY)
+            await _answer(send, 503, self.state() | {"error": self.error()}, _RETRY)
+
+    def _may_be_seen(self, scope: Scope) -> bool:
+        paths = WHILE_DRAINING if self.phase == "draining" else WHILE_SHUT
+        return scope.get("method") == "GET" and _path(scope) in paths
 
     def state(self) -> dict[str, Any]:
         """Phase and the seconds since it began."""
         return {"phase": self.phase, "seconds": round(time() - self._since, 3)}
 
-    def _error(self) -> dict[str, Any]:
+    def error(self) -> dict[str, Any]:
+        """Why requests are refused, in the form of the OpenAI API."""
         return {"message": _MEANING.get(self.phase, self.phase), "type": "service_unavailable", "code": 503}
 
 

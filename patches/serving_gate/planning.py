@@ -9,6 +9,7 @@ from typing import Any
 
 from patches.framework import roster, settings
 from patches.framework.selection import selected
+from patches.serving_gate.access import api_keys
 from patches.serving_gate.expected import expected_roster, local_dp_ranks
 from patches.serving_gate.plan import SmokePlan
 
@@ -52,7 +53,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         logprobs_mode=model.logprobs_mode,
         uds=args.uds,
         ca_file=args.ssl_certfile,
-        api_key=_api_key(args),
+        api_key=next(iter(api_keys(args)), None),
     )
 
 
@@ -64,11 +65,6 @@ def _base_url(args: Any, port: int) -> str:
     host = args.host if args.host not in _ALL_INTERFACES else "127.0.0.1"
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}:{port}{args.root_path or ''}"
-
-
-def _api_key(args: Any) -> str | None:
-    keys = args.api_key or [os.environ.get("VLLM_API_KEY")]
-    return keys[0] or None
 
 
 def _chunk_tokens(run_dir: Path) -> int | None:
