@@ -133,13 +133,14 @@ def show_patches(as_json: Json = False) -> None:
 @app.command()
 def report(
     base_url: Annotated[str | None, typer.Option(help="The server's address, without /v1.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="VLLM_API_KEY", help="The server's key.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a server says about its patches, its processes and its smoke tests."""
     from entrypoint import report as reports
 
     folder = None if base_url else reports.newest_folder()
-    found = reports.from_folder(folder) if folder else reports.fetch(base_url or reports.DEFAULT_URL)
+    found = reports.from_folder(folder) if folder else reports.fetch(base_url or reports.DEFAULT_URL, api_key)
     if as_json:
         _print_json(found)
     else:

@@ -24,21 +24,25 @@ TIMEOUT_S = 5.0
 _COLOURS = {"passed": "green", "applied": "green", "failed": "red", "refused": "red", "skipped": "yellow"}
 
 
-def fetch(base_url: str) -> dict[str, Any]:
+def fetch(base_url: str, api_key: str | None = None) -> dict[str, Any]:
     """The report of the server at ``base_url``; also what a closed gate answers.
 
     Raises:
-        SplintError: nothing answers there, or something without a report.
+        SplintError: nothing answers there, something without a report, or one that wants another key.
     """
     url = f"{base_url.rstrip('/')}/splint/report"
     remedy = "Give the server's address with --base-url; is it vllm-splint, and not SPLINT_MODE=off?"
     try:
-        response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        response = httpx.get(url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
         report = response.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SplintError(f"no answer from {url} ({error})", "a running server", remedy) from error
     except ValueError as error:
         raise SplintError(f"HTTP {response.status_code} from {url}, not JSON", "a report", remedy) from error
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        key = "Give it with --api-key or VLLM_API_KEY."
+        raise SplintError(f"HTTP 401 from {url}", "the server's API key", key)
     if not isinstance(report, dict) or "phase" not in report:
         raise SplintError(f"HTTP {response.status_code} from {url}", "a report", remedy)
     return report

@@ -13,7 +13,9 @@ HIDDEN = "[secret]"
 SHORTEST = 8
 
 _SECRET_NAME = re.compile(r"(^|_)(KEYS?|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(_|$)")
-_FORMS = re.compile(r"(?<=Bearer )[\w.~+/=-]{4,}|\b(?:sk|hf|ghp|glpat|xox[a-z])[-_][\w-]{8,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_FORMS = re.compile(
+    r"(?<=Bearer )[\w.~+/=-]{4,}|\b(?:sk|hf|ghp|glpat|xox[a-z])[-_][\w-]{8,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
+)
 _PATH = re.compile(r"(?<![\w.:/~-])/(?P<top>[\w.@+~=-]+)(?:/[\w.@+~=-]+)*/?")
 
 
@@ -51,7 +53,7 @@ class Redaction:
     def _text(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(HIDDEN, text)
-        return _PATH.sub(self._shortened, _FORMS.sub(HIDDEN, text)) if "/" in text or "-" in text or "_" in text else text
+        return _PATH.sub(self._shortened, _FORMS.sub(HIDDEN, text))
 
     def _shortened(self, found: re.Match[str]) -> str:
         whole = found.group()

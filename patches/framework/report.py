@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import patches
 from patches.framework import roster, rundir, tallies
 from patches.framework.records import Role
+from patches.supervision.living import SUPERVISOR
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +24,11 @@ def report(run_dir: Path) -> dict[str, Any]:
     Works while the gate is closed, and after the server has ended where its run directory was kept.
     """
     processes = roster.load(run_dir)
+    verdict = rundir.read_json(run_dir / rundir.VERDICT)
     return {
         "schema": SCHEMA,
         **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": "loading"}),
+        "history": _history(run_dir),
         "version": patches.__version__,
         "mode": processes[0]["mode"] if processes else None,
         "libraries": processes[0]["libraries"] if processes else {},
@@ -34,9 +38,19 @@ def report(run_dir: Path) -> dict[str, Any]:
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
         "kv_budget": kv_budget(processes),
-        "verdict": rundir.read_json(run_dir / rundir.VERDICT),
+        "verdict": verdict,
+        "smoke_so_far": [] if verdict else rundir.read_json(run_dir / rundir.SMOKE_SO_FAR) or [],
         "timings_ms": _timings(processes),
     }
+
+
+def _history(run_dir: Path) -> list[dict[str, Any]]:
+    """The phases so far, each with its beginning; that of loading is known where there is a supervising parent."""
+    since = (rundir.read_json(run_dir / SUPERVISOR) or {}).get("since")
+    history: list[dict[str, Any]] = (rundir.read_json(run_dir / rundir.PHASE) or {}).get("history", [])
+    if since is None:
+        return history
+    return [{"phase": "loading", "since": datetime.fromtimestamp(since, timezone.utc).isoformat()}, *history]
 
 
 def _kv_cache(processes: list[dict[str, Any]]) -> dict[str, Any]:

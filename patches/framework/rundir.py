@@ -9,6 +9,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     phase.json             {"phase": ..., "since": ..., "drain_s": ..., "history": ...}, by the first API server
     lost.json              {"what": ...}: a part of the server on another node is gone, by an API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
+    smoke-so-far.json      the checks that have ended, while the others run
     verdict.json           what they found
     holds-<pid>            an API server besides the first holds its requests until all open together
     supervisor.json        the supervising parent: pid, start in clock ticks after boot, whether a gate tells the phases
@@ -35,6 +36,7 @@ __all__ = [
     "REFUSED",
     "ROSTER",
     "SMOKE_PLAN",
+    "SMOKE_SO_FAR",
     "VERDICT",
     "bases",
     "create",
@@ -49,6 +51,7 @@ REFUSED = "refused"
 PHASE = "phase.json"
 LOST = "lost.json"
 SMOKE_PLAN = "smoke.json"
+SMOKE_SO_FAR = "smoke-so-far.json"
 VERDICT = "verdict.json"
 HOLDS = "holds-"
 PREFIX = "splint-"

@@ -20,7 +20,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Control = Callable[[], Awaitable[Mapping[str, Any]]]
 
 LIVE = "/livez"
-# What a shut gate lets the application answer: the report and the page, with status 503, and while it drains the probes.
+# What a shut gate lets the application answer: report and page, with status 503, and while it drains the probes.
 WHILE_SHUT = frozenset({"/splint/report", "/splint/", "/splint"})
 WHILE_DRAINING = WHILE_SHUT | {LIVE, "/readyz", "/startupz", "/metrics"}
 _JSON = (b"content-type", b"application/json")

@@ -1,4 +1,4 @@
-"""What the server says about itself: ``/livez``, ``/readyz``, ``/startupz``, ``/splint/report`` and the page ``/splint/``.
+"""What the server says about itself: ``/livez``, ``/readyz``, ``/startupz``, ``/splint/report``, and the web page.
 
 The probes are for everybody and say no more than phase and reasons. The report, and so all that the page shows, needs
 the API key where the server has one. While the gate is shut both are answered with status 503 and the same body.
@@ -20,6 +20,7 @@ from patches.framework.report import report
 from patches.serving_gate.access import Access, api_keys
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.page import page
+from patches.serving_gate.phases import now
 from patches.serving_gate.readiness import Readiness
 
 __all__ = ["add_routes"]
@@ -78,6 +79,7 @@ class _Shown:
             refusal = {"message": "The report needs the server's API key.", "type": "unauthorized", "code": 401}
             return JSONResponse(self._gate.state() | {"error": refusal}, 401, _NO_STORE | _NEEDS_KEY)
         told = {**report(self._run_dir), **self._gate.state(), "reasons": self._readiness.reasons}
+        told["now"] = now()
         refusal = {} if self._gate.open else {"error": self._gate.error()}
         return JSONResponse(self._redaction.clean(told) | refusal, self._status(), _NO_STORE)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,26 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from support.gate_stage import Stage, config, staged, until
 
 from patches.framework import roster, rundir
-from patches.serving_gate.after import After
 from patches.serving_gate.drain import ATTRIBUTE, Drain
-from patches.serving_gate.gate import Gate
 from patches.serving_gate.peers import Peers, peers_of, remote_dp_ranks
 from patches.serving_gate.readiness import Members, Readiness, look_after
-from patches.serving_gate.routes import add_routes
-
-
-def config(**parallel: Any) -> Any:
-    usual = {
-        "data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank": 0, "local_engines_only": False,
-        "enable_elastic_ep": False, "data_parallel_backend": "mp",
-    }  # fmt: skip
-    return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel), shutdown_timeout=5)
 
 
 def entry(pid: int, role: str = "worker", **changes: Any) -> dict[str, Any]:
@@ -56,13 +42,6 @@ def child(code: str = "import sys; print('up', flush=True); sys.stdin.read()") -
             yield process
         finally:
             process.kill()
-
-
-def until(look: Callable[[], Any], within_s: float = 5.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := look()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
 
 
 def test_a_member_that_is_killed_is_named() -> None:
@@ -191,64 +170,10 @@ def test_a_server_whose_engines_are_all_its_own_has_no_peers() -> None:
     assert peers_of(SimpleNamespace(vllm_config=config())) is None
 
 
-class Stage:
-    """A gate, its routes and what follows the opening, around a small application on a real uvicorn."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.finish = asyncio.Event()
-        self.app = Starlette()
-        self.app.add_route("/slow", self.slow)
-        self.app.add_route("/metrics", lambda _: Response("up 1"))
-        self.app.add_route("/health", lambda _: Response("well"))
-        self.engine = SimpleNamespace(errored=False, vllm_config=config())
-        self.app.state.engine_client = self.engine
-        self.gate = Gate(self.app.build_middleware_stack(), {})
-        self.app.middleware_stack = self.gate
-        self.after = After(self.gate, self.app, run_dir)
-        add_routes(self.app, self.gate, self.after.readiness, run_dir)
-        self.server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_level="error", lifespan="off"))
-        self.app.state.server = self.server
-        self.loop: asyncio.AbstractEventLoop | None = None
-
-    async def slow(self, _: Request) -> Response:
-        async def parts() -> Any:
-            yield b"begun "
-            await self.finish.wait()
-            yield b"whole"
-
-        return StreamingResponse(parts())
-
-    def open(self) -> None:
-        self.gate.enter("serving")
-        rundir.write_json(self.run_dir / rundir.PHASE, {"phase": "serving"})
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}{path}"
-
-    def serve(self) -> None:
-        async def serving() -> None:
-            self.loop = asyncio.get_running_loop()
-            await self.server.serve()
-
-        asyncio.run(serving())
-
-    def call(self, function: Callable[[], Any]) -> None:
-        assert self.loop is not None
-        self.loop.call_soon_threadsafe(function)
-
-
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    rundir.prepare(tmp_path)
-    stage = Stage(tmp_path)
-    thread = threading.Thread(target=stage.serve)
-    thread.start()
-    until(lambda: stage.server.started)
-    yield stage
-    stage.call(stage.finish.set)
-    stage.server.should_exit = True
-    thread.join(10)
+    with staged(Stage(tmp_path)) as stage:
+        yield stage
 
 
 def status(stage: Stage, path: str) -> int:
@@ -256,7 +181,7 @@ def status(stage: Stage, path: str) -> int:
 
 
 def test_ready_follows_what_is_known_of_the_server(stage: Stage) -> None:
-    stage.open()
+    stage.enter("serving")
     assert status(stage, "/readyz") == 200
     stage.after.readiness.put("processes", "gone: worker DP1 rank 0 (pid 7)")
     answer = httpx.get(stage.url("/readyz"), trust_env=False)
@@ -267,13 +192,13 @@ def test_ready_follows_what_is_known_of_the_server(stage: Stage) -> None:
 
 
 def test_a_dead_engine_is_neither_ready_nor_alive(stage: Stage) -> None:
-    stage.open()
+    stage.enter("serving")
     stage.engine.errored = True
     assert (status(stage, "/readyz"), status(stage, "/livez")) == (503, 503)
 
 
 def test_a_request_in_flight_ends_whole_and_new_ones_are_refused_while_draining(stage: Stage) -> None:
-    stage.open()
+    stage.enter("serving")
     drain: Drain = getattr(stage.engine, ATTRIBUTE)
     left: list[float | None] = []
     with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
@@ -299,7 +224,7 @@ def test_a_request_in_flight_ends_whole_and_new_ones_are_refused_while_draining(
 
 @pytest.mark.parametrize("timeout", [0, 0.3])
 def test_the_drain_ends_in_time(stage: Stage, timeout: float) -> None:
-    stage.open()
+    stage.enter("serving")
     with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
         parts = answer.iter_bytes()  # whose end would close the connection
         next(parts)
@@ -310,7 +235,7 @@ def test_the_drain_ends_in_time(stage: Stage, timeout: float) -> None:
 
 
 def test_nothing_is_waited_for_where_the_engine_has_died(stage: Stage) -> None:
-    stage.open()
+    stage.enter("serving")
     stage.engine.errored = True
     with httpx.stream("GET", stage.url("/slow"), trust_env=False, timeout=20) as answer:
         parts = answer.iter_bytes()  # whose end would close the connection
@@ -323,7 +248,7 @@ def test_nothing_is_waited_for_where_the_engine_has_died(stage: Stage) -> None:
 
 def test_the_loop_that_answers_requests_is_never_blocked(stage: Stage) -> None:
     """Where the engine client is shut down in the loop's own thread, nothing could end while it waits."""
-    stage.open()
+    stage.enter("serving")
 
     async def in_the_loop() -> float | None:
         left: float | None = getattr(stage.engine, ATTRIBUTE).run(20)
@@ -336,7 +261,7 @@ def test_the_loop_that_answers_requests_is_never_blocked(stage: Stage) -> None:
 def test_a_rank_lost_on_another_node_ends_the_server_and_the_supervisor_is_told(
     stage: Stage, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage.open()
+    stage.enter("serving")
     stage.after.readiness.put("other nodes", "lost the connection to an engine at 10.0.0.3; ranks on other nodes: DP1")
     assert stage.server.should_exit
     assert "10.0.0.3" in (rundir.read_json(stage.run_dir / rundir.LOST) or {})["what"]
@@ -344,7 +269,6 @@ def test_a_rank_lost_on_another_node_ends_the_server_and_the_supervisor_is_told(
 
 
 def test_a_gate_that_did_not_open_is_not_watched(tmp_path: Path) -> None:
-    rundir.prepare(tmp_path)
     stage = Stage(tmp_path)
     stage.gate.enter("failed")
     asyncio.run(asyncio.wait_for(stage.after.run(), 2))
