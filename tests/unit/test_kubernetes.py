@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
-import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import kubernetes_validate
 import pytest
 import yaml
-from starlette.applications import Starlette
-from support import kustomize
+from support.gate_stage import Stage
+from support.manifests import BASES, FOLDER, Document, built, container, environment, of_kind, templates, words
 
 from patches.framework import rundir, settings
 from patches.framework.arguments import Arguments
-from patches.serving_gate.gate import Gate
-from patches.serving_gate.readiness import Readiness
-from patches.serving_gate.routes import add_routes
-from patches.supervision import clearing, outcome
+from patches.supervision import clearing, command, outcome
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "deploy" / "k8s"
-BASES = ("one-node", "wide-ep", "wide-ep-ray")
 RELEASES = ("1.30", "1.37")
-# Set by the LeaderWorkerSet controller in every container of a group.
-OF_THE_GROUP = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "vllm-splint-0.vllm-splint"}
-Document = dict[str, Any]
-
-
-@cache
-def _built(base: str) -> list[Document]:
-    return kustomize.build(FOLDER / base)
-
-
-def built(base: str) -> list[Document]:
-    return copy.deepcopy(_built(base))
-
-
-def of_kind(base: str, kind: str) -> list[Document]:
-    return [document for document in built(base) if document["kind"] == kind]
-
-
-def templates(document: Document) -> Iterator[tuple[str, Document]]:
-    """The pod templates of a workload, each with its name."""
-    spec = document["spec"]
-    if document["kind"] == "LeaderWorkerSet":
-        for part in ("leader", "worker"):
-            yield part, spec["leaderWorkerTemplate"][f"{part}Template"]
-    elif "template" in spec:
-        yield document["metadata"]["name"], spec["template"]
-
-
 PODS = [
     pytest.param(base, name, template, id=f"{base}-{name}")
     for base in BASES
@@ -70,26 +31,8 @@ each_pod = pytest.mark.parametrize(("base", "name", "template"), PODS)
 SERVERS = [param for param in PODS if param.values[1] != "lmcache"]
 each_server = pytest.mark.parametrize(("base", "name", "template"), SERVERS)
 each_with_http = pytest.mark.parametrize("template", [pod.values[2] for pod in SERVERS if pod.values[1] != "worker"])
-
-
-def container(template: Document) -> Document:
-    (only,) = template["spec"]["containers"]
-    assert isinstance(only, dict)
-    return only
-
-
-def environment(template: Document) -> dict[str, str]:
-    return {entry["name"]: entry.get("value", "") for entry in container(template)["env"]}
-
-
-def words(template: Document) -> list[str]:
-    """The arguments after ``splint serve``, with Kubernetes' own variables filled in; a variable nobody sets fails."""
-    known = {**environment(template), **OF_THE_GROUP}
-    given: list[str] = container(template)["args"]
-    if container(template).get("command") == ["sh", "-c"]:
-        text = given[0].replace("\\\n", " ").replace('"$MODEL"', known["MODEL"])
-        return text.partition("splint serve")[2].replace('"$KV_TRANSFER"', "{}").split()
-    return [re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word) for word in given]
+# With Ray the worker's pod holds Ray's own process.
+OURS = [pod.values[2] for pod in SERVERS if pod.values[:2] != ("wide-ep-ray", "worker")]
 
 
 def is_headless(template: Document) -> bool:
@@ -141,20 +84,16 @@ def test_kubectl_builds_what_these_tests_read(base: str) -> None:
 
 @pytest.fixture
 def gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The gate's real routes: ``gated(phase, path) -> status``."""
+    """The gate's real routes on a server with an API key, asked without it: ``gated(phase, path) -> status``."""
     monkeypatch.setenv(rundir.ENV, str(tmp_path))
-    app = Starlette()
-    app.state.engine_client = SimpleNamespace(errored=False)
-    gate = Gate(app.router, {})
-    add_routes(app, gate, Readiness(lambda *_: None), tmp_path)
+    stage = Stage(tmp_path, "the key")
 
     async def ask(path: str) -> int:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="http://gate") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(stage.app), base_url="http://gate") as client:
             return (await client.get(path)).status_code
 
     def status(phase: str, path: str) -> int:
-        gate.enter(phase)
-        rundir.write_json(tmp_path / rundir.PHASE, {"phase": phase})
+        stage.enter(phase)
         return asyncio.run(ask(path))
 
     return status
@@ -176,16 +115,16 @@ def test_each_probe_of_a_serving_pod_asks_a_route_of_the_gate_that_says_what_the
 
 
 @pytest.mark.parametrize(
-    ("base", "command"),
+    ("base", "asked"),
     [("wide-ep", ["splint", "health"]),
      ("wide-ep-ray", ["sh", "-c", "exec ray health-check --address=$LWS_LEADER_ADDRESS:6379"])],
 )  # fmt: skip
-def test_a_worker_has_no_http_side_and_is_probed_by_a_command(base: str, command: list[str]) -> None:
+def test_a_worker_has_no_http_side_and_is_probed_by_a_command(base: str, asked: list[str]) -> None:
     (group,) = of_kind(base, "LeaderWorkerSet")
     worker = container(dict(templates(group))["worker"])
     probes = {probe: worker[probe] for probe in worker if probe.endswith("Probe")}
     assert set(probes) == {"startupProbe", "readinessProbe", "livenessProbe"}
-    assert all(probe["exec"]["command"] == command for probe in probes.values())
+    assert all(probe["exec"]["command"] == asked for probe in probes.values())
     assert "ports" not in worker
 
 
@@ -222,6 +161,18 @@ def test_a_worker_outlasts_the_requests_that_its_leader_still_finishes(base: str
     asked = float(container(worker)["lifecycle"]["preStop"]["exec"]["command"][1])
     drain = float(Arguments(words(leader)).value("--shutdown-timeout") or "nan")
     assert asked >= drain + float(container(leader)["lifecycle"]["preStop"]["exec"]["command"][1])
+
+
+@pytest.mark.parametrize(
+    "form", ["/usr/local/bin/vllm serve", "-m vllm serve", "-m vllm.entrypoints.openai.api_server --model"]
+)
+@pytest.mark.parametrize("template", OURS)
+def test_a_manifest_may_name_the_server_as_it_did_for_the_stock_image(template: Document, form: str) -> None:
+    """``command: ["vllm", "serve"]`` and the module are supervised, gated and drained like the image's entry point."""
+    argv = ["/usr/bin/python3", *form.split(), *words(template)]
+    assert command.is_serving(argv)
+    assert command.is_headless(argv) == is_headless(template)
+    assert command.drain_seconds(argv) == 60
 
 
 @each_pod
