@@ -35,11 +35,12 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
     code = f"""
     import json, sys
     sys.path.append({SUPPORT!r})
-    from support.kv_budget_probe import plan, plan_alone, splitting_twice
+    from support.kv_budget_probe import plan, plan_alone, splitting_twice, tables
     calls = json.loads({calls!r})
     found = {{name: plan(**case) for name, case in calls.items()}}
     with splitting_twice():
         found["broken"] = plan(**calls[{BROKEN!r}])
+    found["tables"] = tables(90, 100)
     found["alone"] = plan_alone({ALONE["ranks"][0]})
     print(json.dumps(found))
     """
@@ -64,6 +65,10 @@ def test_case(outcomes: dict[str, Any], name: str) -> None:
 
 def test_one_engine_alone_is_left_alone(outcomes: dict[str, Any]) -> None:
     assert outcomes["alone"] == {"patched": ALONE["blocks"] * 2, "stock": ALONE["blocks"] * 2}
+
+
+def test_the_block_table_is_the_one_that_a_worker_makes_for_as_many_requests(outcomes: dict[str, Any]) -> None:
+    assert outcomes["tables"]["own"] == outcomes["tables"]["worker"] == [[90, 7], "int32", 0, 0]
 
 
 def test_breaking_the_budget_class_breaks_the_plan(outcomes: dict[str, Any]) -> None:

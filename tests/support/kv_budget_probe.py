@@ -18,12 +18,12 @@ import torch
 
 from patches.kv_budget import wrappers
 from patches.kv_budget.agreement import Agreement
-from patches.kv_budget.budget import KVCacheBudget
+from patches.kv_budget.budget import KVCacheBudget, build_block_table
 from patches.kv_budget.channel import Channel
 from support.planning import kv_cache_configs
 from support.simulated_ranks import hello, store
 
-__all__ = ["plan", "plan_alone", "splitting_twice"]
+__all__ = ["plan", "plan_alone", "splitting_twice", "tables"]
 
 
 @contextmanager
@@ -73,6 +73,22 @@ def plan_alone(memory: list[int]) -> dict[str, list[int]]:
     patched = blocks()
     take_back()
     return {"patched": patched, "stock": blocks()}
+
+
+def tables(blocks: int, max_model_len: int) -> dict[str, Any]:
+    """The budget's block table and a worker's own for as many requests: shape, dtype, what is in it."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.worker.block_table import BlockTable
+
+    config = _config(0, 2, max_model_len, auto=False, override=None)
+    columns = _specs(1)[0]["layer.0"].max_num_blocks_per_req(config, max_model_len)
+    own = build_block_table(KVCacheBudget(2 * blocks, 2, 1, 16), columns)
+    worker = BlockTable(16, blocks, columns, 128, False, torch.device("cpu"), 1).block_table.np
+    null = BlockPool(num_gpu_blocks=blocks, enable_caching=False, hash_block_size=16).null_block.block_id
+    return {
+        "own": [list(own.shape), str(own.dtype), int(own.min()), int(own.max())],
+        "worker": [list(worker.shape), str(worker.dtype), null, null],
+    }
 
 
 def plan(
