@@ -113,9 +113,8 @@ def _doctor(words: list[str]) -> int:
 
 
 def _whisper(text: str) -> None:
-    """For people only: whoever pipes the output wants nothing else in it."""
-    if sys.stderr.isatty():
-        print(f"splint doctor: {text}", file=sys.stderr, flush=True)
+    """On standard error: whoever pipes the output wants nothing else in it, but must not think that it hangs."""
+    print(f"splint doctor: {text}", file=sys.stderr, flush=True)
 
 
 @app.command("patches")

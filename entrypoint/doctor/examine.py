@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,13 @@ def examine(words: list[str], environ: dict[str, str], say: Callable[[str], None
     checks = runner.chosen(CHECKS, environ)
     results: list[CheckResult] = []
     running = threading.Thread(target=lambda: results.extend(runner.run(subject, checks)), daemon=True)
-    say("preflight, and vLLM's own parser …")
+    say("running the preflight, and vLLM's own parser: it imports vLLM, most of the time goes there …")
+    started = time.monotonic()
     running.start()
     reading, complaint = _read(words, subject)
+    say(f"command line read by {reading.read_by} after {time.monotonic() - started:.0f} s, preflight …")
     running.join()
+    say(f"done after {time.monotonic() - started:.0f} s")
     findings = [finding for rule in (*complaint, *RULES) if (finding := rule.examine(reading))]
     return Diagnosis(
         releases={"vllm": subject.vllm, "lmcache": subject.lmcache},

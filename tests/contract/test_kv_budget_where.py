@@ -9,9 +9,10 @@ import pytest
 from support import releases
 
 SUPPORT = str(Path(__file__).parents[1])
-PROBE = f"""
-import json, sys
-sys.path.append({SUPPORT!r})
+PROBE = """
+import sys
+sys.path.append(SUPPORT)
+import json, os
 from types import SimpleNamespace as Names
 from patches.framework import process
 from patches.framework.records import Seam
@@ -36,40 +37,48 @@ def alone(vllm_config):
     planned = wrappers.initialize_kv_caches(Seam("t", lambda core, _: Names(num_blocks=90), lambda: None))
     planned(Names(), vllm_config)
     return process.start().facts["kv_budget"]
-"""
 
 
-def value(code: str, **env: str) -> Any:
-    return releases.value("0.32.0", PROBE + code, patches="kv_budget", **env)
+def handed_to_new_ranks():
+    core = Names(available_gpu_memory_for_kv_cache=7)
+    process.start().note(kv_budget={"memory": [90 * 16384, 90 * 12288]})
+    wrappers._tell_new_ranks(core, None)
+    return core.available_gpu_memory_for_kv_cache
+
+found = {"external_launcher": words(config(executor="external_launcher"))}
+found["alone"] = [alone(config(size=1)), alone(config(moe=False)), alone(config(executor="external_launcher"))]
+found["new ranks"] = handed_to_new_ranks()
+os.environ["VLLM_ELASTIC_EP_SCALE_UP_LAUNCH"] = "1"
+found["elastic scale-up"] = words(config())
+print(json.dumps(found))
+""".replace("SUPPORT", repr(SUPPORT))
 
 
-def test_external_launcher_leaves_no_word() -> None:
-    assert value('print(words(config(executor="external_launcher")))') == 0
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Everything in one interpreter."""
+    said: dict[str, Any] = releases.value("0.32.0", PROBE, patches="kv_budget")
+    return said
 
 
-def test_elastic_scale_up_leaves_no_word() -> None:
-    assert value("print(words(config()))", VLLM_ELASTIC_EP_SCALE_UP_LAUNCH="1") == 0
+@pytest.mark.parametrize("where", ["external_launcher", "elastic scale-up"])
+def test_no_word_is_left_in_the_store(found: dict[str, Any], where: str) -> None:
+    assert found[where] == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("number", "reason"),
     [
-        ("size=1", "data_parallel_size=1: one engine"),
-        ("moe=False", "a dense model: each DP rank is an engine by itself"),
-        ('executor="external_launcher"', "external_launcher: its executor already takes the least memory of all ranks"),
+        (0, "data_parallel_size=1: one engine"),
+        (1, "a dense model: each DP rank is an engine by itself"),
+        (2, "external_launcher: its executor already takes the least memory of all ranks"),
     ],
 )
-def test_an_engine_without_a_group_says_why_and_what_it_has(arguments: str, reason: str) -> None:
-    facts = value(f"print(json.dumps(alone(config({arguments}))))")
+def test_an_engine_without_a_group_says_why_and_what_it_has(found: dict[str, Any], number: int, reason: str) -> None:
+    facts = found["alone"][number]
     assert (facts["applies"], facts["reason"]) == (False, reason)
     assert facts["own"] == [{"dp_rank": 0, "blocks": 90, "tokens": 1440, "max_model_len": 128}]
 
 
-def test_elastic_ep_hands_new_ranks_what_holds_for_every_worker() -> None:
-    code = """
-    core = Names(available_gpu_memory_for_kv_cache=7)
-    process.start().note(kv_budget={"memory": [90 * 16384, 90 * 12288]})
-    wrappers._tell_new_ranks(core, None)
-    print(core.available_gpu_memory_for_kv_cache)
-    """
-    assert value("\n".join(line.strip() for line in code.splitlines())) == 90 * 16384
+def test_elastic_ep_hands_new_ranks_what_holds_for_every_worker(found: dict[str, Any]) -> None:
+    assert found["new ranks"] == 90 * 16384
