@@ -16,6 +16,8 @@ __all__ = ["SILENT_S", "Lifeline", "Line", "address_towards", "hold"]
 logger = logging.getLogger("vllm.splint.kv_budget")
 
 CONNECT_S = 10.0
+BACKLOG = 4096
+"""Every rank connects to DP0, at about the same time."""
 IDLE_S = 5
 INTERVAL_S = 2
 PROBES = 3
@@ -48,7 +50,7 @@ class Lifeline:
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family)
+        self._listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
         self._held: list[socket.socket] = []
         self.place: tuple[str, int] = (address, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="splint-kv-lifeline", daemon=True).start()
