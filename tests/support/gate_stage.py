@@ -92,7 +92,7 @@ class Stage:
 
     def call(self, function: Callable[[], Any]) -> None:
         """Call ``function`` in the server's loop."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
 
