@@ -56,7 +56,7 @@ def _where() -> str:
 def health(folder: Path) -> Health:
     """The health of the living server whose run directory is ``folder``. Linear in its processes."""
     members = [entry for entry in living.attested(folder) if entry.get("role") in WATCHED]
-    problem = _refusal(folder) or _loss(members) or _phase(folder, members)
+    problem = _refusal(folder) or _loss(members) or _told(folder) or _phase(folder, members)
     if problem:
         return Health(False, problem)
     phase = read_object(folder / rundir.PHASE).get("phase", "engines up")
@@ -70,6 +70,12 @@ def _refusal(folder: Path) -> str | None:
 
 def _loss(members: Sequence[Entry]) -> str | None:
     return next((f"{_name(entry)} has ended" for entry in members if not entry["alive"]), None)
+
+
+def _told(folder: Path) -> str | None:
+    """What an API server found wrong after the opening: a rank of another node lost, or a canary without an answer."""
+    what = read_object(folder / rundir.LOST).get("what") or read_object(folder / rundir.CANARY).get("reason")
+    return str(what) if what else None
 
 
 def _phase(folder: Path, members: Sequence[Entry]) -> str | None:

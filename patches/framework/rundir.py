@@ -7,6 +7,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     roster/<pid>.tally     what it counted of the external cache (hits, misses, stores), likewise
     refused/<pid>.json     why a process refused to serve
     phase.json             {"phase": ..., "since": ..., "drain_s": ..., "history": ...}, by the first API server
+    canary.json            {"reason": null or why it failed, "at": ..., "seconds": ...}, by the first API server
     lost.json              {"what": ...}: a part of the server on another node is gone, by an API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     smoke-so-far.json      the checks that have ended, while the others run
@@ -28,6 +29,7 @@ from typing import Any
 from patches.framework.errors import RunDirectoryError
 
 __all__ = [
+    "CANARY",
     "ENV",
     "HOLDS",
     "LOST",
@@ -50,6 +52,7 @@ ROSTER = "roster"
 REFUSED = "refused"
 PHASE = "phase.json"
 LOST = "lost.json"
+CANARY = "canary.json"
 SMOKE_PLAN = "smoke.json"
 SMOKE_SO_FAR = "smoke-so-far.json"
 VERDICT = "verdict.json"

@@ -131,6 +131,13 @@ SETTINGS = (
         values.share,
     ),
     Setting(
+        "SPLINT_CANARY_IDLE_S",
+        "off",
+        "Idle seconds after which the server asks itself for one token on each of its DP ranks; without an answer"
+        " /readyz says 503 until one comes.",
+        values.seconds_or_off,
+    ),
+    Setting(
         "SPLINT_LOG",
         "text",
         "How state changes are logged on stderr, one line each: text, or json.",

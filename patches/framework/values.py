@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["kv_dtype", "names", "seconds", "share", "shares"]
+__all__ = ["kv_dtype", "names", "seconds", "seconds_or_off", "share", "shares"]
 
 LONGEST_S = 30 * 24 * 3600
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -21,6 +21,11 @@ def seconds(text: str) -> float:
     if not 0 < value <= LONGEST_S:
         raise ValueError(f"a positive number of seconds, at most {LONGEST_S:,}")
     return value
+
+
+def seconds_or_off(text: str) -> float:
+    """A positive number of seconds; 0 for ``0`` and ``off``. Raises ValueError."""
+    return 0.0 if text in ("0", "off") else seconds(text)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from patches.framework import log, rundir
-from patches.serving_gate import phases
+from patches.framework import log, rundir, settings
+from patches.serving_gate import canary, phases
 from patches.serving_gate.drain import ATTRIBUTE, Drain
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.peers import peers_of
@@ -39,14 +41,27 @@ class After:
         """Look after the server until it ends; returns at once where the gate did not open."""
         if self._gate.phase == "serving":
             register(StateCollector(self._run_dir, self.is_ready))
-            await look_after(self.readiness, self._looks())
+            await asyncio.gather(look_after(self.readiness, self._looks()), self._fly())
 
     def is_ready(self) -> bool:
         """Whether this API server is to get requests."""
         return self._gate.open and not self.readiness.reasons
 
+    async def _fly(self) -> None:
+        """The canary of the whole server is the first API server's."""
+        config = self._engine.vllm_config
+        if canary.wanted(config) and config.parallel_config._api_process_rank <= 0:
+            question = canary.Question.of(self._app, self._gate.app)
+            idle_s = settings.get(canary.SETTING)
+            await canary.Canary(question, self._is_busy, self._run_dir, idle_s).run()
+
+    def _is_busy(self) -> bool:
+        return bool(self._engine.get_num_unfinished_requests())
+
     def _looks(self) -> dict[str, Callable[[], str | None]]:
         looks = {"engine": self._look_at_engine, "processes": Members.of(self._run_dir).look}
+        if canary.wanted(self._engine.vllm_config):
+            looks["canary"] = partial(canary.look_at, self._run_dir)
         peers = peers_of(self._engine)
         return looks if peers is None else {**looks, "other nodes": peers.look}
 

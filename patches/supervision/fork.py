@@ -74,9 +74,8 @@ def _claim(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    left = [
-        folder / name for name in (rundir.PHASE, rundir.LOST, rundir.SMOKE_PLAN, rundir.VERDICT, _BATTERY, SUPERVISOR)
-    ]
+    told = (rundir.PHASE, rundir.LOST, rundir.CANARY, rundir.SMOKE_PLAN, rundir.SMOKE_SO_FAR, rundir.VERDICT)
+    left = [folder / name for name in (*told, _BATTERY, SUPERVISOR)]
     left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     kept = _cache_servers(folder / rundir.ROSTER)

@@ -135,8 +135,8 @@ def test_the_key_is_asked_for_and_everything_is_reached_from_the_keyboard(
 
 def test_it_shows_the_main_job_in_light_and_dark_and_on_a_small_screen(stack: Server, tab: Tab, pictures: Path) -> None:
     tab.complaints.clear()
-    for name, options in {"light": {}, "dark": {"dark": True}, "small": {"width": 400}}.items():
-        tab.open(stack.base_url + "/splint/", **options)
+    for name, dark, width in (("light", False, 1280), ("dark", True, 1280), ("small", False, 400)):
+        tab.open(stack.base_url + "/splint/", dark=dark, width=width)
         tab.wait("document.querySelector('table.matrix') && document.querySelectorAll('#smoke tbody tr').length")
         assert tab.ask("document.documentElement.scrollWidth <= window.innerWidth"), (
             f"{name}: the page scrolls sideways"

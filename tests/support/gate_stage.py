@@ -28,9 +28,10 @@ def config(**parallel: Any) -> Any:
     """What of vLLM's configuration matters after the opening."""
     usual = {
         "data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank": 0, "local_engines_only": False,
-        "enable_elastic_ep": False, "data_parallel_backend": "mp",
+        "enable_elastic_ep": False, "data_parallel_backend": "mp", "_api_process_rank": 0,
     }  # fmt: skip
-    return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel), shutdown_timeout=5)
+    model = SimpleNamespace(runner_type="generate")
+    return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel), model_config=model, shutdown_timeout=5)
 
 
 def until(look: Callable[[], Any], within_s: float = 5.0) -> Any:
@@ -47,11 +48,14 @@ class Stage:
     def __init__(self, run_dir: Path, *keys: str) -> None:
         self.run_dir = rundir.prepare(run_dir)
         self.finish = asyncio.Event()
+        self.unfinished = 0
         self.app = Starlette()
         self.app.add_route("/slow", self.slow)
         self.app.add_route("/metrics", lambda _: Response("up 1"))
         self.app.add_route("/health", lambda _: Response("well"))
-        self.engine = SimpleNamespace(errored=False, vllm_config=config())
+        self.engine = SimpleNamespace(
+            errored=False, vllm_config=config(), get_num_unfinished_requests=lambda: self.unfinished
+        )
         self.app.state.engine_client = self.engine
         self.app.state.args = SimpleNamespace(api_key=list(keys) or None)
         self.gate = Gate(self.app.build_middleware_stack(), {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,14 @@ def test_while_all_open_together_requests_wait_instead_of_being_refused(gate: Ga
         return waiting, (await asked)[0]
 
     assert asyncio.run(scenario()) == (True, 200)
+
+
+def test_an_open_gate_adds_less_than_a_microsecond_to_a_request() -> None:
+    specification = importlib.util.spec_from_file_location("gate_bench", Path(__file__).parents[2] / "bench/gate.py")
+    assert specification is not None
+    assert specification.loader is not None
+    bench = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(bench)
+    added = bench.asgi_path_ns(calls=2_000, rounds=20)
+    print(f"an open gate adds {added:.0f} ns to a request")
+    assert added < 1000

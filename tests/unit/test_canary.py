@@ -1,0 +1,174 @@
+"""The canary: after idle time one token of each rank, through the application; without it the server is unready."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from support.gate_stage import Stage
+
+from entrypoint import health
+from patches.framework import rundir
+from patches.serving_gate import canary
+from patches.serving_gate.canary import Canary, Question
+from patches.serving_gate.readiness import Readiness, look_after
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+async def well(_: Request) -> Response:
+    return JSONResponse({"usage": {"completion_tokens": 1}})
+
+
+async def broken(_: Request) -> Response:
+    return JSONResponse({"error": "engine dead"}, 500)
+
+
+async def empty(_: Request) -> Response:
+    return JSONResponse({"usage": {"completion_tokens": 0}})
+
+
+async def raising(_: Request) -> Response:
+    raise RuntimeError
+
+
+async def silent(_: Request) -> Response:
+    await asyncio.sleep(30)
+    return Response()
+
+
+def question(answer: Answer, *, key: str | None = None, ranks: tuple[int, ...] = (0,)) -> Question:
+    app = Starlette()
+    app.add_route("/v1/completions", answer, methods=["POST"])
+    return Question(app, "tiny", key, ranks, within_s=0.2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (well, None),
+        (broken, 'the canary\'s completion on DP0 failed: HTTP 500: {"error":"engine dead"}'),
+        (empty, "the canary's completion on DP0 failed: an answer without a token"),
+        (silent, "the canary's completion on DP0 failed: no answer within 0.2 s"),
+        (raising, "the canary's completion on DP0 failed: HTTP 500: Internal Server Error"),
+    ],
+)
+def test_only_an_answer_with_a_token_is_one(answer: Answer, said: str | None) -> None:
+    assert asyncio.run(question(answer).ask()) == said
+
+
+def test_every_rank_is_asked_with_the_key_and_the_first_that_fails_is_named() -> None:
+    asked: list[tuple[str | None, str | None]] = []
+
+    async def answer(request: Request) -> Response:
+        asked.append((request.headers.get("x-data-parallel-rank"), request.headers.get("authorization")))
+        body = json.loads(await request.body())
+        assert (body["model"], body["max_tokens"]) == ("tiny", 1)
+        return await (broken if request.headers["x-data-parallel-rank"] == "3" else well)(request)
+
+    said = asyncio.run(question(answer, key="k", ranks=(2, 3, 4)).ask())
+    assert said is not None
+    assert said.startswith("the canary's completion on DP3 failed")
+    assert asked == [("2", "Bearer k"), ("3", "Bearer k")]
+
+
+def flights(tmp_path: Path, busy: Callable[[], bool], seconds: float) -> int:
+    """How often a canary that flies after 0.05 idle seconds flew."""
+    count = 0
+
+    async def answer(request: Request) -> Response:
+        nonlocal count
+        count += 1
+        return await well(request)
+
+    async def scenario() -> None:
+        flying = Canary(question(answer), busy, tmp_path, 0.05).run()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(flying, seconds)
+
+    asyncio.run(scenario())
+    return count
+
+
+def test_it_flies_only_while_the_server_is_idle(tmp_path: Path) -> None:
+    assert flights(tmp_path, lambda: True, 0.3) == 0
+    assert flights(tmp_path, lambda: False, 0.3) >= 2
+
+
+def test_a_canary_without_an_answer_makes_the_server_unready_until_one_comes(tmp_path: Path) -> None:
+    readiness = Readiness(lambda *_: None)
+
+    async def looked() -> list[str]:
+        watch = asyncio.create_task(look_after(readiness, {"canary": lambda: canary.look_at(tmp_path)}))
+        await asyncio.sleep(0)
+        watch.cancel()
+        return readiness.reasons
+
+    async def scenario() -> None:
+        assert await looked() == []
+        failing = Canary(question(broken), lambda: False, tmp_path, 1)
+        await failing.fly()
+        assert [reason[:12] for reason in await looked()] == ["the canary's"]
+        rundir.write_json(rundir.prepare(tmp_path) / rundir.PHASE, {"phase": "serving"})
+        assert not health.health(tmp_path).healthy
+        failing._question = replace(failing._question, app=question(well).app)
+        await failing.fly()
+        assert await looked() == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("setting", "runner", "wanted"),
+    [("off", "generate", False), ("", "generate", False), ("30", "generate", True), ("30", "pooling", False)],
+)
+def test_it_is_off_unless_asked_for_and_able(
+    monkeypatch: pytest.MonkeyPatch, setting: str, runner: str, wanted: bool
+) -> None:
+    monkeypatch.setenv(canary.SETTING, setting)
+    assert canary.wanted(SimpleNamespace(model_config=SimpleNamespace(runner_type=runner))) is wanted
+
+
+def after_half_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> Stage:
+    """An API server of that number, with a canary after 0.05 idle seconds."""
+    monkeypatch.setenv(canary.SETTING, "0.05")
+    stage = Stage(tmp_path)
+    stage.app.add_route("/v1/completions", well, methods=["POST"])
+    stage.engine.vllm_config.parallel_config._api_process_rank = rank
+    stage.app.state.args.served_model_name = ["tiny"]
+    stage.enter("serving")
+
+    async def scenario() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(stage.after.run(), 0.5)
+
+    asyncio.run(scenario())
+    return stage
+
+
+@pytest.mark.parametrize("rank", [-1, 0])
+def test_the_first_of_several_api_servers_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    after_half_a_second(tmp_path, monkeypatch, rank)
+    assert (rundir.read_json(tmp_path / rundir.CANARY) or {})["reason"] is None
+
+
+def test_the_others_look_at_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rundir.write_json(tmp_path / rundir.CANARY, {"reason": "no answer"})
+    stage = after_half_a_second(tmp_path, monkeypatch, rank=1)
+    assert (rundir.read_json(tmp_path / rundir.CANARY) or {})["reason"] == "no answer"
+    assert stage.after.readiness.reasons == ["no answer"]
+
+
+def test_what_it_says_of_another_application_stays_json(tmp_path: Path) -> None:
+    asyncio.run(Canary(question(broken), lambda: False, tmp_path, 1).fly())
+    told: Any = rundir.read_json(tmp_path / rundir.CANARY)
+    assert set(told) == {"reason", "at", "seconds"}
