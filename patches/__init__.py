@@ -31,6 +31,8 @@ PATCH_IDS = (
     "kv_load_recompute",
     "lmcache_unfinished_store",
     "lmcache_client_params",
+    "lmcache_in_process",
+    "lmcache_whole",
     "mla_kv_spec",
     "turboquant_kv_spec",
     "profile_routing",

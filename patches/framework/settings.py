@@ -105,6 +105,13 @@ SETTINGS = (
         values.names,
     ),
     Setting(
+        "SPLINT_LMCACHE_IN_PROCESS",
+        "refuse",
+        "What becomes of LMCacheConnectorV1 where it can't be exact: refuse the start, or leave_out, which starts"
+        " without an external cache.",
+        choices=("refuse", "leave_out"),
+    ),
+    Setting(
         "SPLINT_KV_BUDGET",
         "align",
         "KV budget of the DP ranks of a MoE group: align gives all of them what the smallest can hold, strict refuses a"
