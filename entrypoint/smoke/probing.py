@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.smoke.check import CheckFailedError, Context
+from patches.framework.records import Feature
 
 if TYPE_CHECKING:
     from patches.serving_gate.plan import SmokePlan
@@ -16,7 +17,11 @@ def applies(plan: SmokePlan) -> str | None:
     """None where the engines can be asked, else the reason why not."""
     if not plan.secret:
         return "the engine's own memory is in reach only behind a closed gate"
-    return None if plan.probed else "the engines answer no control calls (kv_probe left out, or a Ray back end)"
+    return (
+        None
+        if Feature.PROBED.value in plan.features
+        else "the engines answer no control calls (kv_probe left out, or a Ray back end)"
+    )
 
 
 def where(engine: dict[str, Any], worker: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """When are two answers the same answer? Pure arithmetic on log-probabilities.
 
 Two runs of the same prompt differ in the last bits whenever the batch has another shape, so equality is the wrong
-question. The yardstick comes from the server itself: ``noise`` is how far two cold runs of one prompt differ,
+question. The yardstick comes from the server itself: ``noise`` is how far cold runs of one prompt differ, alone, in
+company and with its prefill cut into chunks,
 ``signal`` how far the answer moves when the cached part of the prompt is replaced by other tokens. A cache that works
 stays near the noise; one with foreign bytes comes out near the signal, whatever the scale of the model's logits.
 """
@@ -9,7 +10,7 @@ stays near the noise; one with foreign bytes comes out near the signal, whatever
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Answer", "Yardstick", "distance", "spread"]
 
@@ -75,6 +76,10 @@ class Yardstick:
 
     noise: float
     signal: float
+
+    def widened(self, chunked: float) -> Yardstick:
+        """With what chunking alone makes of an answer as noise, too, unless that is more than caches may do."""
+        return replace(self, noise=max(self.noise, chunked)) if chunked <= self.tolerance else self
 
     @property
     def tolerance(self) -> float:

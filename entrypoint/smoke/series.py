@@ -11,8 +11,10 @@ from typing import Any
 from entrypoint.smoke.ask import complete
 from entrypoint.smoke.check import CheckFailedError, Context
 from entrypoint.smoke.counters import EXTERNAL_HITS, PREFIX_HITS, REQUESTS, Counters
+from entrypoint.smoke.probing import ask
 from entrypoint.smoke.prompts import Shape, Tokens
 from entrypoint.smoke.scoring import Answer, Yardstick, distance, spread
+from patches.kv_probe import WHOLE
 
 __all__ = ["Hits", "Series"]
 
@@ -106,6 +108,20 @@ class Series:
         beside, *foreign = self._together([(rank, ids, length, self.tokens.salt()) for ids in (prompt, *others)])
         noise = max(distance(cold, alone), distance(cold, beside), distance(alone, beside))
         return Yardstick(noise, fmean(spread(cold.top[0], answer.top[0]) for answer in foreign))
+
+    def chunked(self, prompt: list[int], cold: Answer) -> float:
+        """How far the first rank's answer moves when its prompt is prefilled block by block, in nats.
+
+        Raises:
+            CheckFailedError: the engines do not chunk, or gave no usable answer.
+        """
+        server, rank = self.context.server, self.ranks[0]
+        ask(self.context, "prefill_in_blocks")
+        try:
+            answer = self._complete(rank, prompt, self.context.plan.generated, self.tokens.salt())
+        finally:
+            server.control(WHOLE)
+        return distance(cold, answer)
 
     def rescored(self, prompts: Prompts, cold: ByRank) -> dict[int, float]:
         """How far each rank's last decoded step is from the same step computed by prefilling everything before it.

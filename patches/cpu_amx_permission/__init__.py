@@ -1,6 +1,6 @@
 """A short first prompt must not kill a CPU worker that uses AMX."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 PATCH = Patch(
     id="cpu_amx_permission",
@@ -17,5 +17,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM asks for the permission when its CPU worker starts.",
     exercised_by="the start of each CPU worker",
+    exercises=(Exercise(Role.WORKER, ("CPUWorker.init_device",)),),
     condition="patches.cpu_amx_permission.wrappers:needs_permission",
 )

@@ -1,6 +1,6 @@
 """Expert and data parallelism for mixture-of-experts models on the CPU backend."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _COMMUNICATOR = "vllm.distributed.device_communicators.cpu_communicator"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
@@ -16,6 +16,7 @@ _CLASSES = (
     "CPUExpertsInt8",
     "CPUExpertsMxfp4",
 )
+_SPREAD = frozenset({Feature.EXPERT_RANKS})
 
 PATCH = Patch(
     id="cpu_expert_parallel",
@@ -44,5 +45,11 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM's CpuCommunicator has both collectives and its CPU experts honour expert_map.",
     exercised_by="every forward pass of a mixture-of-experts model under data or expert parallelism",
+    exercises=(
+        Exercise(Role.WORKER, ("CpuCommunicator.all_gatherv",), _SPREAD),
+        Exercise(Role.WORKER, ("CpuCommunicator.reduce_scatterv",), _SPREAD),
+        Exercise(Role.WORKER, tuple(f"{name}.apply" for name in _CLASSES), _SPREAD),
+        Exercise(Role.WORKER, ("MoERunner._select_forward",), _SPREAD),
+    ),
     condition=f"{_WRAPPERS}:needs_patch",
 )

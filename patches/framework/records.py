@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["Patch", "Role", "Seam", "Target"]
+__all__ = ["Exercise", "Feature", "Patch", "Role", "Seam", "Target"]
 
 
 class Role(str, Enum):
@@ -22,6 +22,33 @@ class Role(str, Enum):
     ENGINE_CORE = "engine_core"
     WORKER = "worker"
     LMCACHE_SERVER = "lmcache_server"
+
+
+class Feature(str, Enum):
+    """What a server has or has not, as far as it decides which seams its smoke tests must have called.
+
+    PROBED: engines answer the control calls of the smoke tests. LMCACHE: ``LMCacheMPConnector`` stores and loads.
+    EXPERT_RANKS: data-parallel ranks with the experts of one model spread over them.
+    """
+
+    PROBED = "probed"
+    LMCACHE = "lmcache"
+    EXPERT_RANKS = "expert_ranks"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Seams that every process of a role must have called when the smoke tests have passed.
+
+    Attributes:
+        role: Of the processes.
+        seams: Qualified names among the patch's targets; one of them called is enough.
+        where: What the server must have for it; empty for every server.
+    """
+
+    role: Role
+    seams: tuple[str, ...]
+    where: frozenset[Feature] = frozenset()
 
 
 class Seam:
@@ -88,7 +115,8 @@ class Patch:
         roles: Processes that must carry it once their target modules are imported.
         upstream: Issues and pull requests, ``vllm#57270``; empty where no report is known.
         retires: What ends the patch's life.
-        exercised_by: Which smoke check or event moves its call counters.
+        exercised_by: Which smoke check or event moves its call counters, for people.
+        exercises: The same for the smoke tests; empty where they can't bring the event about.
         condition: ``module:function`` that returns None where the patch is needed on this machine,
             else the reason why not. Empty: needed everywhere.
     """
@@ -103,6 +131,7 @@ class Patch:
     retires: str
     exercised_by: str
     upstream: tuple[str, ...] = field(default=())
+    exercises: tuple[Exercise, ...] = ()
     condition: str = ""
 
     def targets_for(self, version: str | None) -> tuple[Target, ...]:

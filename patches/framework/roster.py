@@ -18,7 +18,7 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
 
-__all__ = ["SCHEMA", "compare", "load", "name", "patch_set_digest", "start_time"]
+__all__ = ["SCHEMA", "compare", "load", "name", "name_of", "patch_set_digest", "start_time"]
 
 SCHEMA = 1
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
@@ -66,6 +66,11 @@ def _name(key: tuple[str, Any, Any]) -> str:
     role, dp_rank, rank = key
     where = [f"DP{dp_rank}" if dp_rank is not None else "", f"rank {rank}" if rank is not None else ""]
     return " ".join([role, *(part for part in where if part)])
+
+
+def name_of(entry: Mapping[str, Any]) -> str:
+    """A process's name in messages: its role, with its ranks where it has some."""
+    return _name(_key(entry))
 
 
 def compare(expected: Iterable[Mapping[str, Any]], attested: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,6 +1,6 @@
 """One KV budget for all DP ranks, agreed before anything is allocated; a rank that fails tells the others."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.kv_budget.wrappers"
 _CORE = "vllm.v1.engine.core"
@@ -56,4 +56,10 @@ PATCH = Patch(
     upstream=("vllm#47722", "vllm#46106", "vllm#35478", "vllm#54354"),
     retires="vLLM agrees on one KV budget over the DP group and reports the failure of one rank to the others.",
     exercised_by="the start of every DP engine core; the smoke tests compare the ranks' blocks",
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("EngineCore.__init__",)),
+        Exercise(Role.ENGINE_CORE, ("EngineCore._initialize_kv_caches",)),
+        Exercise(Role.ENGINE_CORE, ("get_kv_cache_configs",)),
+        Exercise(Role.ENGINE_CORE, ("DPEngineCoreProc._init_data_parallel",), frozenset({Feature.EXPERT_RANKS})),
+    ),
 )

@@ -1,6 +1,6 @@
 """A failed KV load recomputes the prompt, unless the operator asked for the request to fail."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 PATCH = Patch(
     id="kv_load_recompute",
@@ -12,4 +12,5 @@ PATCH = Patch(
     roles=frozenset({Role.API_SERVER, Role.LAUNCHER, Role.ENGINE_CORE, Role.WORKER}),
     retires="vLLM's default becomes recompute.",
     exercised_by="the import of vLLM's configuration",
+    exercises=tuple(Exercise(role, ("config",)) for role in (Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER)),
 )

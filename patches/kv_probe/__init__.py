@@ -1,10 +1,11 @@
 """Control calls into engine core and workers: the smoke tests reach the KV cache itself, while the gate is closed."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.kv_probe.wrappers"
 
-PROBES = ("kv_round_trip", "attention")
+WHOLE = "prefill_whole"
+PROBES = ("kv_round_trip", "attention", "lmcache", "prefill_in_blocks", WHOLE)
 """Names that the engine core's probe answers to; the closed gate has a control call for each."""
 
 PATCH = Patch(
@@ -33,4 +34,8 @@ PATCH = Patch(
     upstream=("vllm#24207",),
     retires="vLLM checks its KV cache and its connector before it reports ready.",
     exercised_by="the smoke checks kv_round_trip and attention",
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("EngineCore.splint_probe",), frozenset({Feature.PROBED})),
+        Exercise(Role.WORKER, ("WorkerBase.splint_probe",), frozenset({Feature.PROBED})),
+    ),
 )

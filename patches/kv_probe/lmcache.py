@@ -10,9 +10,23 @@ from typing import Any
 from patches.framework.errors import ProbeError
 from patches.kv_probe.blocks import Groups
 
-__all__ = ["NAME", "Transfer", "find", "load", "lookup", "poll", "shard", "store", "worker_state"]
+__all__ = [
+    "NAME",
+    "Transfer",
+    "find",
+    "finish",
+    "load",
+    "lookup",
+    "poll",
+    "scheduler_state",
+    "shard",
+    "store",
+    "wait_for",
+    "worker_state",
+]
 
 NAME = "LMCacheMPConnector"
+IN_PROCESS = "LMCacheConnectorV1"
 POLL_S = 0.01
 _LOOK = "Look in the logs of the worker and of lmcache server for errors while storing or loading."
 
@@ -158,15 +172,38 @@ def wait_for(engine: Any, transfer: Transfer, direction: str, deadline: float) -
     raise ProbeError(f"no end of a {direction} on workers {pending}", "its end within the time limit", _LOOK)
 
 
+def scheduler_state(connector: Any) -> dict[str, Any]:
+    """Health of the scheduler's side of the connector."""
+    found = find(connector)
+    if found is not None:
+        return {"connector": NAME, "healthy": bool(found.scheduler_adapter.is_healthy)}
+    return _in_process(connector)
+
+
 def worker_state(worker: Any) -> dict[str, Any]:
     """Health of the worker's side of the connector."""
+    from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group, has_kv_transfer_group
+
     adapter = _worker_adapter()
     if adapter is None:
-        return {"rank": worker.rank, "connector": None}
+        return {"rank": worker.rank, **_in_process(get_kv_transfer_group() if has_kv_transfer_group() else None)}
     return {
         "rank": worker.rank,
         "connector": NAME,
         "healthy": bool(adapter.is_healthy),
         "registered_layers": len(adapter.kv_caches),
         "transfer": type(adapter.transfer_ctx).__name__,
+    }
+
+
+def _in_process(connector: Any) -> dict[str, Any]:
+    """LMCache inside the engine's own process, which goes on without a cache where it could not start."""
+    found = next((part for part in _parts(connector) if type(part).__name__ == IN_PROCESS), None)
+    if found is None:
+        return {"connector": None}
+    manager = found._lmcache_engine._manager
+    return {
+        "connector": IN_PROCESS,
+        "healthy": bool(manager.is_healthy()),
+        "reason": manager._init_failed_reason[-300:],
     }

@@ -9,7 +9,8 @@ from typing import Any
 from patches.framework.errors import ProbeError
 from patches.kv_probe.attention import blocks_needed
 from patches.kv_probe.blocks import Groups, borrowed, spans
-from patches.kv_probe.round_trip import round_trip
+from patches.kv_probe.chunking import in_blocks, whole
+from patches.kv_probe.round_trip import round_trip, state
 
 __all__ = ["PROBES", "run"]
 
@@ -33,7 +34,13 @@ def attention(engine: Any) -> dict[str, Any]:
         return {"workers": call("splint_probe", args=("attention", arguments))}
 
 
-PROBES: Mapping[str, Callable[[Any], dict[str, Any]]] = {"kv_round_trip": round_trip, "attention": attention}
+PROBES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "kv_round_trip": round_trip,
+    "attention": attention,
+    "lmcache": state,
+    "prefill_in_blocks": in_blocks,
+    "prefill_whole": whole,
+}
 
 
 def run(engine: Any, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from patches.kv_probe import lmcache
 from patches.kv_probe.blocks import Groups, borrowed, spans
 from patches.kv_probe.lmcache import Transfer
 
-__all__ = ["round_trip"]
+__all__ = ["round_trip", "state"]
 
 BLOCKS = 2
 CHUNKS = 2
@@ -33,7 +33,7 @@ def round_trip(engine: Any) -> dict[str, Any]:
     """
     sizes = spans(engine.scheduler.kv_cache_config)
     if not any(sizes):
-        return {"skipped": "the engine keeps no KV cache"}
+        return {"skipped": "the engine keeps no KV cache", "state": _workers(engine, "connector")}
     connector, reason = _connector(engine)
     tokens = CHUNKS * connector.scheduler_adapter.lmcache_tokens_per_chunk if connector else 0
     counts = [(tokens // size if tokens else BLOCKS) if size else 0 for size in sizes]
@@ -43,6 +43,19 @@ def round_trip(engine: Any) -> dict[str, Any]:
         if connector is None:
             return {**found, "connector": {"skipped": reason}}
         return {**found, "connector": _through(engine, connector, groups, tokens, seed)}
+
+
+def state(engine: Any) -> dict[str, Any]:
+    """Health of LMCache's connector in the scheduler and in every worker.
+
+    Args:
+        engine: vLLM's ``EngineCore``, between two steps.
+    """
+    connector = engine.scheduler.connector
+    return {
+        "scheduler": lmcache.scheduler_state(connector),
+        "workers": _workers(engine, "connector"),
+    }
 
 
 def _connector(engine: Any) -> tuple[Any, str]:

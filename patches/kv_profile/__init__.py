@@ -1,6 +1,6 @@
 """The engine's own description of its KV cache, derived once, the same in scheduler and worker, or no start."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.kv_profile.wrappers"
 _PLANNING = "vllm.v1.core.kv_cache_utils"
@@ -34,4 +34,11 @@ PATCH = Patch(
     roles=frozenset({Role.ENGINE_CORE, Role.WORKER}),
     retires="vLLM gives connectors an identity of its KV cache, in one form for scheduler and worker.",
     exercised_by="the start of an engine with an LMCache connector",
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("Executor.__init__",)),
+        Exercise(Role.ENGINE_CORE, (_SCHEDULERS,)),
+        Exercise(Role.ENGINE_CORE, ("KVConnectorFactory.create_connector",), frozenset({Feature.LMCACHE})),
+        Exercise(Role.WORKER, ("WorkerWrapperBase.init_worker",)),
+        Exercise(Role.WORKER, ("KVConnectorFactory.create_connector",), frozenset({Feature.LMCACHE})),
+    ),
 )

@@ -1,6 +1,6 @@
 """A dead, silent or wrongly started LMCache server costs cache hits, never requests."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _QUEUE = "lmcache.v1.multiprocess.transport.zmq_impl.mq"
 _FUTURES = "lmcache.v1.multiprocess.futures"
@@ -10,6 +10,7 @@ _CONNECTION = "patches.lmcache_availability.connection"
 _HEARTBEAT = "patches.lmcache_availability.heartbeat"
 _START = "patches.lmcache_availability.start"
 _WORKER = "patches.lmcache_availability.worker"
+_MOVED = frozenset({Feature.LMCACHE, Feature.PROBED})
 
 PATCH = Patch(
     id="lmcache_availability",
@@ -55,4 +56,10 @@ PATCH = Patch(
     roles=frozenset({Role.ENGINE_CORE, Role.WORKER}),
     retires="LMCache fails pending requests when the connection is lost and bounds every wait on an engine step.",
     exercised_by="every look-up, store and load; the smoke series with an external hit",
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("LMCacheMPSchedulerAdapter.__init__",), frozenset({Feature.LMCACHE})),
+        Exercise(Role.WORKER, ("LMCacheMPWorkerAdapter.__init__",), frozenset({Feature.LMCACHE})),
+        Exercise(Role.WORKER, ("LMCacheMPWorkerAdapter.submit_store_request",), _MOVED),
+        Exercise(Role.WORKER, ("LMCacheMPWorkerAdapter.submit_retrieve_request",), _MOVED),
+    ),
 )

@@ -1,10 +1,11 @@
 """Cache keys that say whose bytes they stand for: another format, model, adapter or tenant is a miss."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.lmcache_identity.wrappers"
 _MP = "lmcache.integration.vllm.lmcache_mp_connector"
 _IN_PROCESS = "lmcache.integration.vllm.vllm_v1_adapter"
+_USED = frozenset({Feature.LMCACHE})
 
 PATCH = Patch(
     id="lmcache_identity",
@@ -54,4 +55,10 @@ PATCH = Patch(
     upstream=("LMCache#2961", "vllm#44250"),
     retires="LMCache's keys hold the KV format, the weights' identity and the adapter.",
     exercised_by="the start of an engine with an LMCache connector, and every request to it",
+    exercises=(
+        *(Exercise(role, ("get_dcp_decorated_model_name",), _USED) for role in (Role.ENGINE_CORE, Role.WORKER)),
+        Exercise(Role.ENGINE_CORE, ("LMCacheMPConnector.on_new_request",), _USED),
+        Exercise(Role.ENGINE_CORE, ("LMCacheMPRequestTracker.__init__",), _USED),
+        Exercise(Role.WORKER, ("LMCacheMPConnector.register_kv_caches",), _USED),
+    ),
 )

@@ -1,6 +1,6 @@
 """The LMCache server, a process without vLLM, attests its patches like every other."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 PATCH = Patch(
     id="lmcache_roster",
@@ -16,4 +16,5 @@ PATCH = Patch(
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache reports its release and active patches over its status API.",
     exercised_by="the start of the LMCache server",
+    exercises=(Exercise(Role.LMCACHE_SERVER, ("run_cache_server",)),),
 )

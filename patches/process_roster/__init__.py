@@ -1,6 +1,6 @@
 """Each process of a vLLM server says what it is, so that the gate can prove that none runs without the patches."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 _WRAPPERS = "patches.process_roster.wrappers"
 
@@ -22,4 +22,11 @@ PATCH = Patch(
     upstream=(),
     retires="vLLM reports active plugins for every process of a server.",
     exercised_by="the start of each process",
+    exercises=(
+        Exercise(Role.API_SERVER, ("run_server_worker",)),
+        Exercise(Role.LAUNCHER, ("run_multi_api_server", "run_headless")),
+        Exercise(Role.DP_COORDINATOR, ("DPCoordinatorProc.run_coordinator",)),
+        Exercise(Role.ENGINE_CORE, ("EngineCoreProc.run_engine_core",)),
+        Exercise(Role.WORKER, ("WorkerProc.worker_main",)),
+    ),
 )

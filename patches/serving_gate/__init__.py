@@ -1,6 +1,6 @@
 """Nothing is served until the smoke tests have passed on the running server."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 PATCH = Patch(
     id="serving_gate",
@@ -13,4 +13,5 @@ PATCH = Patch(
     upstream=("vllm#24207", "vllm#36960", "vllm#50282"),
     retires="vLLM gates readiness on a check of generation and KV cache.",
     exercised_by="the start of each API server",
+    exercises=(Exercise(Role.API_SERVER, ("serve_http",)),),
 )

@@ -14,11 +14,13 @@ from typing import Any
 
 from patches.framework import log, rundir, settings
 from patches.framework.errors import EXIT_SMOKE_FAILED
+from patches.framework.selection import selected
+from patches.kv_probe import WHOLE
 from patches.serving_gate import phases
 from patches.serving_gate.gate import Gate
 from patches.serving_gate.metrics import publish
 from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
-from patches.serving_gate.planning import make_plan
+from patches.serving_gate.planning import PROBE_PATCH, make_plan
 from patches.serving_gate.side_door import NOT_THE_PORT, needed, side_door
 from patches.supervision import SUPERVISOR_PID
 
@@ -107,7 +109,14 @@ class Opening:
             await asyncio.sleep(_POLL_S)
         return Verdict.from_json(data)
 
+    async def _restore(self) -> None:
+        """Smoke tests that broke off may have left the scheduler cutting prefills into blocks."""
+        engines = self._app.state.engine_client.engine_core
+        await asyncio.wait_for(engines.call_utility_all_async("splint_probe", WHOLE), _GRACE_S)
+
     async def _serve(self, verdict: Verdict) -> None:
+        if self._first and verdict.status == "failed" and PROBE_PATCH in selected(settings.get("SPLINT_PATCHES")):
+            await self._restore()
         self._gate.enter("opening")
         if self._first:
             await self._until(self._others_hold)

@@ -33,6 +33,7 @@ class SmokePlan:
         block_size: KV block size in tokens.
         vocab_size: Token ids below this number may be sent as a prompt.
         prefix_caching: Whether the engine keeps a prefix cache.
+        chunked_prefill: Whether the scheduler may cut a prefill into chunks.
         connector: KV connector's name, or None.
         kv_role: ``kv_both``, ``kv_producer``, ``kv_consumer`` or None.
         chunk_tokens: LMCache's chunk size in tokens, or None.
@@ -41,7 +42,7 @@ class SmokePlan:
         expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
             and rank.
         generated: Tokens that a checked completion asks for; the server may allow fewer than the usual 4.
-        probed: Whether the engines answer the control calls that look into their KV caches.
+        features: Names of :class:`~patches.framework.records.Feature` that the server has.
         level: ``full`` or ``quick``.
         timeout_s: Seconds for the whole battery.
     """
@@ -58,7 +59,8 @@ class SmokePlan:
     cache_dtype: str
     expected_roster: tuple[dict[str, Any], ...]
     generated: int = 4
-    probed: bool = False
+    chunked_prefill: bool = False
+    features: tuple[str, ...] = ()
     level: str = "full"
     timeout_s: float = 120.0
     connector: str | None = None
@@ -76,7 +78,8 @@ class SmokePlan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SmokePlan:
         """The inverse of :meth:`to_json`."""
-        return cls(**{**data, "dp_ranks": tuple(data["dp_ranks"]), "expected_roster": tuple(data["expected_roster"])})
+        tuples = {name: tuple(data[name]) for name in ("dp_ranks", "expected_roster", "features")}
+        return cls(**{**data, **tuples})
 
 
 @dataclass(frozen=True)

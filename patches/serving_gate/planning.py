@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from patches.framework import roster, settings
+from patches.framework.records import Feature
 from patches.framework.selection import selected
 from patches.serving_gate.access import api_keys
 from patches.serving_gate.expected import expected_roster, local_dp_ranks
@@ -16,6 +18,7 @@ __all__ = ["make_plan"]
 
 ROSTER_PATCH = "process_roster"
 PROBE_PATCH = "kv_probe"
+CONNECTOR = "LMCacheMPConnector"
 
 
 def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
@@ -39,6 +42,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         block_size=cache.block_size,
         vocab_size=model.get_vocab_size(),
         prefix_caching=bool(cache.enable_prefix_caching),
+        chunked_prefill=bool(config.scheduler_config.enable_chunked_prefill),
         connector=transfer.kv_connector if transfer else None,
         kv_role=transfer.kv_role if transfer else None,
         chunk_tokens=_chunk_tokens(run_dir),
@@ -46,7 +50,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         cache_dtype=cache.cache_dtype,
         expected_roster=expected_roster(config) if ROSTER_PATCH in patches else (),
         generated=min(usual, model.get_diff_sampling_param().get("max_tokens") or usual),
-        probed=PROBE_PATCH in patches and config.parallel_config.data_parallel_backend == "mp",
+        features=tuple(feature.value for feature in _features(config, patches)),
         level=settings.get("SPLINT_SMOKE"),
         timeout_s=settings.get("SPLINT_SMOKE_TIMEOUT_S"),
         logprobs_mode=model.logprobs_mode,
@@ -54,6 +58,17 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         ca_file=args.ssl_certfile,
         api_key=next(iter(api_keys(args)), None),
     )
+
+
+def _features(config: Any, patches: Container[str]) -> Iterator[Feature]:
+    """What decides which seams the smoke tests must have called."""
+    parallel, transfer = config.parallel_config, config.kv_transfer_config
+    if PROBE_PATCH in patches and parallel.data_parallel_backend == "mp":
+        yield Feature.PROBED
+    if transfer and transfer.kv_connector == CONNECTOR and transfer.kv_role == "kv_both":
+        yield Feature.LMCACHE
+    if parallel.data_parallel_size > 1 and parallel.enable_expert_parallel and config.model_config.is_moe:
+        yield Feature.EXPERT_RANKS
 
 
 _ALL_INTERFACES = (None, "", "0.0.0.0", "::")  # noqa: S104 - compared, not bound

@@ -47,6 +47,9 @@ class Engine:
     takes_any_length: bool = False
     mixes_up: bool = False
     nan_after: int = 10**9
+    silent: bool = False
+    miscounts: bool = False
+    answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: int = 512
     crowd: list[list[int]] = field(default_factory=list)
     turn: int = 0
@@ -185,11 +188,16 @@ class Handler(BaseHTTPRequestHandler):
             for prefix in self.engine.prefix:
                 prefix.clear()
             self._send({"reset": True})
+        elif self._control() in self.engine.answers and self.headers["x-splint-smoke"] == SECRET:
+            self._send({"engines": self.engine.answers[self._control()]})
         elif self.path == "/pooling":
             self.engine.pool()
             self._send({"data": [{"data": [[0.25, -0.5], [float("nan") if self.engine.wrong_on else 1.0, 0.0]]}]})
         else:
             self._send({"detail": "Not Found"}, 404)
+
+    def _control(self) -> str:
+        return self.path.removeprefix("/splint/control/")
 
     def _completions(self, body: dict[str, Any]) -> None:
         if len(body["prompt"]) + body["max_tokens"] > self.engine.context and not self.engine.takes_any_length:
@@ -207,9 +215,10 @@ class Handler(BaseHTTPRequestHandler):
             self._stream()
         else:
             message = {"role": "assistant", "content": "one two"}
-            choice = {"index": 0, "finish_reason": "length", "message": message, "token_ids": [5, 6]}
+            tokens = [] if self.engine.silent else [5, 6]
+            choice = {"index": 0, "finish_reason": "length", "message": message, "token_ids": tokens}
             self._send({"id": "x", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice],
-                        "usage": _usage(4, 2)})  # fmt: skip
+                        "usage": _usage(4, 3 if self.engine.miscounts else 2)})  # fmt: skip
 
     def _stream(self) -> None:
         common = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}

@@ -8,9 +8,11 @@ from entrypoint.smoke.checks import (
     attention,
     chat,
     dp_ranks,
+    exercised,
     kv_budget,
     kv_round_trip,
     kv_series,
+    lmcache,
     logprobs,
     long_prompt,
     models,
@@ -41,4 +43,6 @@ CHECKS: tuple[Check, ...] = (
     pooling.CHECK,
     dp_ranks.CHECK,
     kv_series.CHECK,
+    lmcache.CHECK,
+    exercised.CHECK,
 )

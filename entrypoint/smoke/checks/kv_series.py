@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from entrypoint.smoke import chatting
+from entrypoint.smoke import chatting, probing
 from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
 from entrypoint.smoke.checks.dp_ranks import NO_COUNTERS
 from entrypoint.smoke.prompts import shape
@@ -41,6 +41,11 @@ def applies(plan: SmokePlan) -> str | None:
 def prefix_reason(plan: SmokePlan) -> str | None:
     """Why no prefix-cache hit can be expected, or None."""
     return None if plan.prefix_caching else "prefix caching is off"
+
+
+def chunking_reason(plan: SmokePlan) -> str | None:
+    """Why the scheduler can't be made to cut a prefill into blocks, or None."""
+    return probing.applies(plan) or (None if plan.chunked_prefill else "chunked prefill is off")
 
 
 def external_reason(context: Context) -> str | None:
@@ -88,10 +93,12 @@ class _Comparison:
         prompts = self.series.prompts()
         cold = self._cold(prompts)
         warm = self._prefix(prompts)
-        self.yardstick = self._yardstick(prompts, cold)
+        chunked = self._chunked(prompts, cold)
+        self.yardstick = self._yardstick(prompts, cold, chunked)
         self._decoded(prompts, cold)
         if warm is not None:
             self._same("prefix_hit", cold, warm, self.yardstick.tolerance)
+        self._within(f"chunked prefill on DP rank {self.series.ranks[0]}", chunked, self.yardstick.tolerance)
         self._external(prompts, cold, warm)
 
     def _cold(self, prompts: Mapping[int, list[int]]) -> ByRank:
@@ -126,9 +133,18 @@ class _Comparison:
                 )
         return answers
 
-    def _yardstick(self, prompts: Mapping[int, list[int]], cold: ByRank) -> Yardstick:
+    def _chunked(self, prompts: Mapping[int, list[int]], cold: ByRank) -> float:
+        """How far the first rank's answer moves when its prefill is cut into blocks; 0 where it can't be cut."""
+        if reason := chunking_reason(self.context.plan):
+            self.evidence["chunked"] = {"skipped": reason}
+            return 0.0
         first = self.series.ranks[0]
-        yardstick = self.series.yardstick(prompts[first], cold[first])
+        self.evidence["chunked"] = difference = self.series.chunked(prompts[first], cold[first])
+        return difference
+
+    def _yardstick(self, prompts: Mapping[int, list[int]], cold: ByRank, chunked: float) -> Yardstick:
+        first = self.series.ranks[0]
+        yardstick = self.series.yardstick(prompts[first], cold[first]).widened(chunked)
         self.evidence |= {
             "noise": yardstick.noise,
             "signal": yardstick.signal,

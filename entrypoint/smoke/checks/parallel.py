@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from entrypoint.smoke import chatting
 from entrypoint.smoke.ask import complete
@@ -10,12 +11,21 @@ from entrypoint.smoke.check import Check, CheckFailedError, Context, Evidence
 from entrypoint.smoke.prompts import Tokens
 from entrypoint.smoke.scoring import LEAST_SIGNAL, Answer, distance
 
+if TYPE_CHECKING:
+    from patches.serving_gate.plan import SmokePlan
+
 __all__ = ["CHECK"]
 
 AT_ONCE = 8
 COMPARED = 2
 GENERATED = 2
 PROMPT_TOKENS = 24
+
+
+def applies(plan: SmokePlan) -> str | None:
+    if plan.level == "quick":
+        return "SPLINT_SMOKE=quick leaves it out"
+    return chatting.applies(plan)
 
 
 def _ask(context: Context, prompt: list[int]) -> Answer:
@@ -48,4 +58,4 @@ def run(context: Context) -> Evidence:
     return evidence
 
 
-CHECK = Check("parallel", "Requests at the same time get their own answers.", chatting.applies, run, share=0.2)
+CHECK = Check("parallel", "Requests at the same time get their own answers.", applies, run, share=0.2)
