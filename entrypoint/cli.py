@@ -175,12 +175,13 @@ def smoke(
     if as_json:
         _print_json(verdict.to_json())
     else:
-        print(f"{verdict.status} in {verdict.seconds:.1f} s")
+        left_out = [check.id for check in verdict.checks if check.status == "skipped"]
+        print(f"{verdict.status} in {verdict.seconds:.1f} s; left out: {', '.join(left_out) or 'nothing'}")
     _leave(0 if verdict.status == "passed" else EXIT_SMOKE_FAILED)
 
 
 def _say(result: CheckResult) -> None:
-    line = f"{result.id:<10} {result.status:<8} {result.seconds:6.2f} s  {result.reason or result.proves}"
+    line = f"{result.id:<13} {result.status:<8} {result.seconds:6.2f} s  {result.reason or result.proves}"
     print(line, flush=True)
 
 

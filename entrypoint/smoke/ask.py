@@ -14,7 +14,9 @@ from entrypoint.smoke.server import RANK_HEADER, Server
 if TYPE_CHECKING:
     from openai.types import CompletionChoice
 
-__all__ = ["complete", "refusal"]
+__all__ = ["NO_EXTENSIONS", "complete", "refusal"]
+
+NO_EXTENSIONS = "the server has not vLLM's extensions of the API: answers come without token ids"
 
 _PREFIX = "token_id:"
 _MAX_ALLOWED = re.compile(r"max allowed: (\d+)")
@@ -63,9 +65,11 @@ def complete(
         salt: Keeps the prompt apart from the same prompt under another salt in every cache.
 
     Raises:
-        DoesNotApplyError: the model has no completions endpoint.
+        DoesNotApplyError: the model has no completions endpoint, or the server is not vLLM.
         openai.OpenAIError: anything else that went wrong.
     """
+    if not server.extensions:
+        raise DoesNotApplyError(NO_EXTENSIONS)
     body: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     if salt is not None:
         body["cache_salt"] = salt

@@ -49,7 +49,7 @@ def arguments(context: Context, salt: str) -> dict[str, Any]:
         "messages": [{"role": "user", "content": "Count from one to five."}],
         "max_tokens": MAX_TOKENS,
         "temperature": 0.0,
-        "extra_body": {"return_token_ids": True, "cache_salt": salt},
+        "extra_body": {"return_token_ids": True, "cache_salt": salt} if context.plan.extensions else {},
     }
 
 
@@ -59,15 +59,16 @@ def refused(error: openai.APIStatusError) -> DoesNotApplyError | None:
     return DoesNotApplyError(f"the server says: {reason}") if reason else None
 
 
-def judge(turn: Turn) -> dict[str, Any]:
-    """Evidence of a sound turn.
+def judge(context: Context, turn: Turn) -> dict[str, Any]:
+    """Evidence of a sound turn. A server without vLLM's extensions returns no token ids; its text stands for them.
 
     Raises:
         CheckFailedError: nothing was generated, or the server's own numbers contradict each other.
     """
     prompt, completion, total = turn.usage
     evidence = {"text": turn.text, "finish_reason": turn.finish_reason, "usage": list(turn.usage)}
-    if not turn.tokens or completion < 1:
+    extended = context.plan.extensions
+    if not (turn.tokens if extended else turn.text) or completion < 1:
         raise CheckFailedError("an empty answer", "at least one token", _LOOK, evidence)
     if turn.finish_reason not in FINISHED:
         raise CheckFailedError(
@@ -76,7 +77,8 @@ def judge(turn: Turn) -> dict[str, Any]:
             _LOOK,
             evidence,
         )
-    if total != prompt + completion or completion != len(turn.tokens) or completion > MAX_TOKENS:
+    generated = len(turn.tokens) if extended else completion
+    if total != prompt + completion or completion != generated or completion > MAX_TOKENS:
         raise CheckFailedError(
             f"usage {list(turn.usage)} for {len(turn.tokens)} generated tokens",
             f"[prompt, completion, their sum] with at most {MAX_TOKENS} completion tokens",

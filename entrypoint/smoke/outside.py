@@ -73,6 +73,7 @@ def plan_for(base_url: str, api_key: str | None, timeout_s: float) -> SmokePlan:
         block_size=_number(labels, "block_size", DEFAULT_BLOCK),
         vocab_size=VOCABULARY,
         prefix_caching=labels.get("enable_prefix_caching") == "True",
+        extensions="vllm:" in metrics or bool(models[0].get("max_model_len")),
         dp_ranks=tuple(sorted({int(engine) for engine in _ENGINE.findall(metrics)})) or (0,),
         cache_dtype=labels.get("cache_dtype", "unknown"),
         expected_roster=(),

@@ -51,6 +51,7 @@ class Server:
 
     Attributes:
         model: The served name to ask for.
+        extensions: Whether it has vLLM's additions to the API.
         top: How many alternatives a token to ask for; lowered where the server allows fewer (``--max-logprobs``).
     """
 
@@ -58,6 +59,7 @@ class Server:
         self._base_url = plan.base_url.rstrip("/")
         self.model = plan.model
         self.top = 20
+        self.extensions = plan.extensions
         authorization = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
         self.http = httpx.Client(
             transport=_transport(plan),

@@ -62,7 +62,7 @@ class Gate:
         elif self.phase == "opening":
             await self._opened.wait()
             await self.app(scope, receive, send)
-        elif self._knows_secret(scope):
+        elif self.phase == "smoke" and self._knows_secret(scope):
             await self._pass(scope, receive, send)
         else:
             await self._refuse(scope, receive, send)

@@ -42,6 +42,7 @@ class SmokePlan:
         expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
             and rank.
         generated: Tokens that a checked completion asks for; the server may allow fewer than the usual 4.
+        extensions: Whether the server has vLLM's additions to the API: token ids in answers, salts of caches.
         features: Names of :class:`~patches.framework.records.Feature` that the server has.
         level: ``full`` or ``quick``.
         timeout_s: Seconds for the whole battery.
@@ -60,6 +61,7 @@ class SmokePlan:
     expected_roster: tuple[dict[str, Any], ...]
     generated: int = 4
     chunked_prefill: bool = False
+    extensions: bool = True
     features: tuple[str, ...] = ()
     level: str = "full"
     timeout_s: float = 120.0

@@ -12,6 +12,10 @@ import httpx
 import pytest
 from support.servers import Server, running
 
+from patches.framework import rundir
+from patches.kv_probe import PROBES
+from patches.serving_gate.plan import CONTROL_PREFIX, SMOKE_HEADER
+
 VLLM = str(Path(sys.executable).with_name("vllm"))
 FORMS = {
     "vllm serve": ((VLLM, "serve"), ("--api-server-count", "1")),
@@ -25,11 +29,15 @@ SUPERVISED = set(FORMS) - {"called by another program"}
 PATHS = ("/health", "/v1/models", "/metrics", "/docs", "/readyz", "/startupz", "/splint/report", "/nowhere")
 
 
-def watch(server: Server) -> dict[str, set[tuple[int, str]]]:
-    """Ask every path in turn from the first accepted connection until /health is 200; what came before, by path."""
+def watch(server: Server, run: Path, secrets: set[str]) -> dict[str, set[tuple[int, str]]]:
+    """Ask every path in turn from the first accepted connection until /health is 200; what came before, by path.
+
+    Whoever may read the run directory finds the smoke run's secret there; it is added to ``secrets``.
+    """
     seen: dict[str, set[tuple[int, str]]] = {path: set() for path in PATHS}
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
+        secrets |= {plan["secret"] for plan in (rundir.read_json(run / rundir.SMOKE_PLAN),) if plan}
         for path in PATHS:
             answer = server.get(path)
             if answer is None:
@@ -52,10 +60,13 @@ def watch(server: Server) -> dict[str, set[tuple[int, str]]]:
 @pytest.mark.parametrize(
     "form", [pytest.param(form, marks=pytest.mark.full) if form in LONG else form for form in FORMS]
 )
-def test_every_path_answers_503_with_the_phase_until_the_gate_opens(build: Callable[..., Server], form: str) -> None:
+def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
+    build: Callable[..., Server], form: str, tmp_path: Path
+) -> None:
     start, flags = FORMS[form]
-    with running(build(*flags, form=start)) as server:
-        seen = watch(server)
+    run, secrets = tmp_path / "run", set[str]()
+    with running(build(*flags, form=start, env={"SPLINT_RUN_DIR": str(run)})) as server:
+        seen = watch(server, run, secrets)
         for path, answers in seen.items():
             assert (503, "smoke") in answers, f"{path}: {answers}"
         # The last round of questions may meet the gate as it opens; /health is asked first and must never be early.
@@ -63,6 +74,7 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(build: Calla
         again = [httpx.get(server.base_url + "/health").status_code for _ in range(40)]
         assert set(again) == {200}, "an open gate does not close again, in no API server"
         check_serving(server)
+        check_secret(server, secrets)
         code, seconds = server.stop()
         print(f"{form}: SIGTERM while serving, code {code} after {seconds:.1f} s")
         assert code == 0
@@ -78,8 +90,6 @@ def check_serving(server: Server) -> None:
         assert (answer.status_code, answer.json()["phase"]) == (200, "serving")
     report: dict[str, Any] = httpx.get(server.base_url + "/splint/report").json()
     assert report["verdict"]["status"] == "passed"
-    control = httpx.post(server.base_url + "/splint/control/reset_prefix_cache", headers={"x-splint-smoke": "guess"})
-    assert control.status_code == 404
     metrics = httpx.get(server.base_url + "/metrics").text
     assert 'splint_smoke_passed{level="full"' in metrics
     assert "splint_patch_info{" in metrics
@@ -87,6 +97,16 @@ def check_serving(server: Server) -> None:
         server.base_url + "/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 2}, timeout=30
     )
     assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+def check_secret(server: Server, secrets: set[str]) -> None:
+    """The secret of the smoke run was one, is in no log, and opens nothing any more, no control call either."""
+    (secret,) = secrets
+    assert len(secret) >= 32
+    assert secret not in server.text()
+    for name in ("reset_prefix_cache", *PROBES):
+        path = f"{server.base_url}{CONTROL_PREFIX}/{name}"
+        assert httpx.post(path, headers={SMOKE_HEADER: secret}).status_code == 404
 
 
 def test_off_serves_as_stock_would(build: Callable[..., Server]) -> None:

@@ -59,6 +59,10 @@ def test_a_sound_engine_passes_before_and_after(answers: Answers) -> None:
         assert answers[moment]["kv_round_trip"]["workers"][0]["said_by"] == "KVCacheProfile"
 
 
+def test_once_the_gate_is_open_the_engine_refuses_probes(answers: Answers) -> None:
+    assert "a control call of the smoke tests in phase 'serving'" in str(answers["open"]["kv_round_trip"])
+
+
 @pytest.mark.parametrize("sabotage", SABOTAGES)
 def test_a_sabotage_is_named(answers: Answers, sabotage: str) -> None:
     ((name, answer),) = answers[sabotage].items()

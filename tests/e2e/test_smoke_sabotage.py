@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.servers import Server, running
 
@@ -15,13 +18,24 @@ from patches.framework.rundir import VERDICT, read_json
 SABOTAGE = Path(__file__).parent / "sabotage"
 
 
-def served(server: Server) -> bool:
-    """Whether anything was answered with 200; returns when the server has ended."""
-    while server.process is not None and server.process.poll() is None:
-        answer = server.get("/v1/models")
-        if answer is not None and answer.status_code == 200:
-            return True
-    return False
+REQUESTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
+    ("GET", "/health", None),
+    ("GET", "/v1/models", None),
+    ("GET", "/metrics", None),
+    ("POST", "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 1}),
+    ("POST", "/splint/control/reset_prefix_cache", {}),
+)
+
+
+def hammered(server: Server) -> Counter[int]:
+    """Ask without a pause until the server has ended; how often each status came. A refused connection has none."""
+    seen: Counter[int] = Counter()
+    with httpx.Client(base_url=server.base_url, timeout=10) as client:
+        while server.process is not None and server.process.poll() is None:
+            for method, path, body in REQUESTS:
+                with suppress(httpx.TransportError):
+                    seen[client.request(method, path, json=body).status_code] += 1
+    return seen
 
 
 def series(run: Path) -> dict[str, Any]:
@@ -46,8 +60,10 @@ def test_wrong_reads_of_the_kv_cache_end_the_server_and_nothing_is_served(
     run = tmp_path / "run"
     environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": str(SABOTAGE), "KV_SABOTAGE": reads}
     with running(build("--kv-cache-dtype", cache_dtype, *flags, env=environ)) as server:
-        assert not served(server)
+        seen = hammered(server)
         assert server.wait_end() == EXIT_SMOKE_FAILED, server.tail()
+    print("statuses from start to end:", dict(seen))
+    assert set(seen) == {503}
     assert f"KV sabotage of {reads} reads" in server.text()
     check = series(run)
     print(reads, cache_dtype, check["reason"], check["evidence"])

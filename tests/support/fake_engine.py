@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ class Engine:
     mixes_up: bool = False
     nan_after: int = 10**9
     silent: bool = False
+    plain: bool = False
     miscounts: bool = False
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: int = 512
@@ -159,7 +161,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def _send(self, body: Any, status: int = 200, kind: str = "application/json") -> None:
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = (body if isinstance(body, str) else json.dumps(body)).encode()
+        if self.engine.plain:
+            data = re.sub(rb', "token_ids": \[[^]]*\]', b"", data)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
@@ -171,7 +175,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self._send({"object": "list", "data": [{"id": name, "object": "model"} for name in self.engine.names]})
+            more = {} if self.engine.plain else {"max_model_len": self.engine.context}
+            models = [{"id": name, "object": "model", **more} for name in self.engine.names]
+            self._send({"object": "list", "data": models})
+        elif self.engine.plain:
+            self._send({"detail": "Not Found"}, 404)
         elif self.engine.counts:
             rows = [f'vllm:{name}_total{{engine="{rank}"}} {n}' for (name, rank), n in self.engine.counters.items()]
             self._send("\n".join(['vllm:request_success_total{engine="0"} 0', *rows]) + "\n", kind="text/plain")
@@ -180,7 +188,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/completions":
+        foreign = sorted({"cache_salt", "return_token_ids", "ignore_eos"} & set(body)) if self.engine.plain else []
+        if foreign:
+            self._error(f"Unrecognized request argument supplied: {foreign[0]}")
+        elif self.path == "/v1/completions":
             self._completions(body)
         elif self.path == "/v1/chat/completions":
             self._chat(body)

@@ -7,9 +7,12 @@ probe by the name of the sabotage. CONNECTOR_CONFIG is empty for an engine witho
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from patches.framework import rundir
 
 
 def _layers(worker: Any) -> list[Any]:
@@ -101,6 +104,8 @@ def main(model: str, kv_dtype: str, connector: str) -> dict[str, Any]:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
+    run = rundir.create()
+    os.environ[rundir.ENV] = str(run)
     llm = LLM(
         model, dtype="bfloat16", enforce_eager=True, max_model_len=1024, max_num_seqs=4, kv_cache_dtype=kv_dtype,
         kv_transfer_config=KVTransferConfig(**json.loads(connector)) if connector else None,
@@ -118,7 +123,17 @@ def main(model: str, kv_dtype: str, connector: str) -> dict[str, Any]:
         found[sabotage] = {name: probe(name)}
         llm.collective_rpc(restore)
     found["after"] = {name: probe(name) for name in ("kv_round_trip", "attention")}
+    rundir.write_json(run / rundir.PHASE, {"phase": "serving"})
+    found["open"] = {"kv_round_trip": _refusal(lambda: probe("kv_round_trip"))}
     return found
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    """What the engine says to a call that it refuses."""
+    try:
+        return f"answered: {call()}"
+    except Exception as error:  # noqa: BLE001 - vLLM's client raises no narrower type
+        return str(error)
 
 
 if __name__ == "__main__":

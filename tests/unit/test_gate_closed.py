@@ -67,6 +67,13 @@ def test_the_secret_dies_with_the_plan(gate: Gate, tmp_path: Path) -> None:
     assert asyncio.run(ask(gate, secret="open sesame"))[0] == 503
 
 
+@pytest.mark.parametrize("phase", ["failed", "draining"])
+def test_the_secret_opens_no_gate_that_closed_again(gate: Gate, phase: str) -> None:
+    gate.enter("serving")
+    gate.enter(phase)
+    assert asyncio.run(ask(gate, "/v1/models", secret="open sesame"))[0] == 503
+
+
 def test_control_calls_exist_behind_the_secret_and_end_with_the_opening(gate: Gate) -> None:
     path = f"{CONTROL_PREFIX}/reset_prefix_cache"
     assert asyncio.run(ask(gate, path))[0] == 503

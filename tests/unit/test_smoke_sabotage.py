@@ -1,4 +1,4 @@
-"""Every smoke check alone, the others off, against a server that is dishonest in just its matter: it says so by name."""
+"""Every smoke check alone, the others off, against a server that is dishonest in its matter only: it is caught."""
 
 from __future__ import annotations
 

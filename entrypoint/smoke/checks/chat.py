@@ -46,7 +46,7 @@ def ask(context: Context) -> Turn:
 
 
 def run(context: Context) -> Evidence:
-    return chatting.judge(ask(context))
+    return chatting.judge(context, ask(context))
 
 
 CHECK = Check("chat", "A greedy chat completion answers, and its usage adds up.", chatting.applies, run)

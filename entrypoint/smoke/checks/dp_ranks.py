@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.smoke.ask import complete
+from entrypoint.smoke.ask import NO_EXTENSIONS, complete
 from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence, always
 from entrypoint.smoke.checks import pooling
 from entrypoint.smoke.counters import PROMPT_TOKENS, REQUESTS
@@ -54,6 +54,8 @@ def _spread(context: Context) -> dict[str, int]:
 
 
 def run(context: Context) -> Evidence:
+    if not context.plan.extensions:
+        raise DoesNotApplyError(NO_EXTENSIONS)
     if not context.server.counters():
         raise DoesNotApplyError(NO_COUNTERS)
     if context.plan.runner == "pooling":

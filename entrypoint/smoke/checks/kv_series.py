@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from entrypoint.smoke import chatting, probing
+from entrypoint.smoke.ask import NO_EXTENSIONS
 from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
 from entrypoint.smoke.checks.dp_ranks import NO_COUNTERS
 from entrypoint.smoke.prompts import shape
@@ -33,6 +34,8 @@ def applies(plan: SmokePlan) -> str | None:
         return "SPLINT_SMOKE=quick leaves it out"
     if reason := chatting.applies(plan):
         return reason
+    if not plan.extensions:
+        return NO_EXTENSIONS
     if shape(plan) is None:
         return f"the context length of {plan.max_model_len} tokens has no room for a block of {plan.block_size}"
     return None

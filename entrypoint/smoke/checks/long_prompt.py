@@ -25,7 +25,7 @@ LONGEST = 32768
 def applies(plan: SmokePlan) -> str | None:
     if plan.level == "quick":
         return "SPLINT_SMOKE=quick leaves it out"
-    return chatting.applies(plan)
+    return chatting.applies(plan) or (None if plan.extensions else "the server does not publish its context length")
 
 
 def _ask(context: Context, length: int) -> Any:

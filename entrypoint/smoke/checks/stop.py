@@ -23,7 +23,7 @@ _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 def _complete(context: Context, prompt: list[int], stop: str | None) -> CompletionChoice:
-    body = {"cache_salt": Tokens(context.plan.vocab_size).salt()}
+    body = {"cache_salt": Tokens(context.plan.vocab_size).salt()} if context.plan.extensions else {}
     room = context.plan.max_model_len - len(prompt)
     try:
         return context.server.openai.completions.create(

@@ -53,7 +53,7 @@ def ask(context: Context) -> tuple[Turn, int]:
 def run(context: Context) -> Evidence:
     whole = chat.ask(context)
     streamed, chunks = ask(context)
-    evidence = {**chatting.judge(streamed), "chunks": chunks}
+    evidence = {**chatting.judge(context, streamed), "chunks": chunks}
     if (streamed.tokens, streamed.text) != (whole.tokens, whole.text):
         raise CheckFailedError(
             f"the streamed text {streamed.text!r} (tokens {list(streamed.tokens)})",
