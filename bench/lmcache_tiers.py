@@ -72,18 +72,18 @@ def answer(descriptor: int, ask: Callable[[], Any]) -> Any:
     return found
 
 
-def configuration(kind: str, where: str, side: str) -> Any:
+def configuration(kind: str, where: str, side: str, *, direct: bool) -> Any:
     """LMCache's configuration of the tier, a folder for each side."""
     spec: dict[str, Any] = {"type": kind}
     if kind == "resp":
         host, _, port = where.rpartition(":")
         spec |= {"host": host, "port": int(port)}
     else:
-        spec["base_path"] = str(Path(where) / side)
+        spec |= {"base_path": str(Path(where) / side), "use_odirect": direct}
     return get_l2_adapter_config_class(kind).from_dict(spec)
 
 
-def sides(kind: str, where: str, size: int, count: int) -> tuple[Side, Side]:
+def sides(kind: str, where: str, size: int, count: int, *, direct: bool) -> tuple[Side, Side]:
     """Stock and sealed, with random objects of ``size`` bytes (a multiple of 1024)."""
     manager = L1MemoryManager(
         L1MemoryManagerConfig(size_in_bytes=4 * count * (size + 8192) + (64 << 20), use_lazy=False)
@@ -91,7 +91,7 @@ def sides(kind: str, where: str, size: int, count: int) -> tuple[Side, Side]:
     layout = MemoryLayoutDesc([torch.Size([2, 8, 64, size // 1024])], [torch.uint8])
     made = []
     for side in ("stock", "sealed"):
-        config = configuration(kind, where, side)
+        config = configuration(kind, where, side, direct=direct)
         allocate = L1MemoryManager.allocate
         objects = [
             (
@@ -119,9 +119,10 @@ def main() -> None:
     parser.add_argument("where", help="a folder, or host:port")
     parser.add_argument("--object-mib", type=float, default=4)
     parser.add_argument("--objects", type=int, default=32)
+    parser.add_argument("--direct", action="store_true", help="past the page cache: as fast as the disk is")
     parser.add_argument("--rounds", type=int, default=15)
     asked = parser.parse_args()
-    stock, sealed = sides(asked.kind, asked.where, int(asked.object_mib * 2**20), asked.objects)
+    stock, sealed = sides(asked.kind, asked.where, int(asked.object_mib * 2**20), asked.objects, direct=asked.direct)
     for number in range(asked.rounds):
         for side in (stock, sealed) if number % 2 else (sealed, stock):
             side.round(2 * number + (side is sealed))

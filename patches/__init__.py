@@ -41,6 +41,7 @@ PATCH_IDS = (
     "kv_profile",
     "lmcache_identity",
     "lmcache_admission",
+    "lmcache_admission_in_process",
     "profiling_neighbour",
     "kv_override_check",
 )

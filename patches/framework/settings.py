@@ -101,7 +101,7 @@ SETTINGS = (
     Setting(
         "SPLINT_LMCACHE_UNPROTECTED",
         "",
-        "Second-level tiers of the LMCache server that may be used without checksums, by LMCache's names, or all.",
+        "Storage tiers of LMCache, and serdes, that may be used without checksums, by LMCache's names, or all.",
         values.names,
     ),
     Setting(

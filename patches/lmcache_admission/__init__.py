@@ -31,7 +31,6 @@ PATCH = Patch(
             f"{_WRAPPERS}:register_layout",
             reviewed=("LayoutDescRegistry",),
         ),
-        Target("lmcache.v1.storage_backend.naive_serde", "CreateSerde", f"{_WRAPPERS}:create_serde"),
     ),
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache checks what it loads against a checksum and the layout it expects.",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from patches.lmcache_admission.seal import SEAL_BYTES, Meaning, array, key_digest, layout_digest, make
 
-__all__ = ["Sealed", "allocate_with_room", "fingerprint_in", "has_room"]
+__all__ = ["Sealed", "allocate_with_room", "fingerprint_in", "give_room", "has_room", "roomy"]
 
 _FINGERPRINT = re.compile(r"kv\d+-[0-9a-f]{12}")
 
@@ -25,14 +26,23 @@ def allocate_with_room(allocate: Any, manager: Any, layout: Any, count: int) -> 
     Returns:
         What LMCache's own returns: an error code and the objects.
     """
+    error, objects = allocate(manager, type(layout)(*roomy(layout.shapes, layout.dtypes)), count)
+    for found in objects:
+        give_room(found, layout.shapes, layout.dtypes)
+    return error, objects
+
+
+def roomy(shapes: Sequence[Any], dtypes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Shapes and dtypes of an object with room: one more group, for the seal."""
     import torch
 
-    roomy = type(layout)([*layout.shapes, torch.Size([SEAL_BYTES])], [*layout.dtypes, torch.uint8])
-    error, objects = allocate(manager, roomy, count)
-    for found in objects:
-        found.meta.shapes, found.meta.dtypes = list(layout.shapes), list(layout.dtypes)
-        del found.group_prefix_sum[-1]
-    return error, objects
+    return [*shapes, torch.Size([SEAL_BYTES])], [*dtypes, torch.uint8]
+
+
+def give_room(found: Any, shapes: Sequence[Any], dtypes: Sequence[Any]) -> None:
+    """Have an object that was allocated with room say of itself what it would say without."""
+    found.meta.shapes, found.meta.dtypes = list(shapes), list(dtypes)
+    del found.group_prefix_sum[-1]
 
 
 def has_room(found: Any) -> bool:
@@ -44,18 +54,18 @@ class Sealed:
     """An object as a tier sees it: its bytes and the seal behind them, or the whole aligned slot. A view, no copy.
 
     Args:
-        key: LMCache's ``ObjectKey``.
+        key: LMCache's key of the object; it may be set later, but before a seal is made.
         inner: LMCache's ``TensorMemoryObj``, with room.
         aligned: Whether the tier needs whole slots (``O_DIRECT``).
     """
 
     def __init__(self, key: Any, inner: Any, *, aligned: bool = False) -> None:
-        self._key = key
-        self._inner = inner
+        self.key = key
+        self.inner = inner
         self._length: int = inner.get_physical_size() if aligned else inner.get_size() + SEAL_BYTES
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def get_size(self) -> int:
         """Bytes that the tier stores."""
@@ -64,17 +74,17 @@ class Sealed:
     @property
     def byte_array(self) -> memoryview:
         """What the tier reads and writes."""
-        return memoryview(array(self._length).from_address(self._inner.data_ptr))
+        return memoryview(array(self._length).from_address(self.inner.data_ptr))
 
     def seal(self) -> None:
         """Write the seal of the bytes as they are, and zeros to the end of an aligned slot."""
-        end = self._inner.data_ptr + self._inner.get_size()
+        end = self.inner.data_ptr + self.inner.get_size()
         ctypes.memmove(end, self.expected(), SEAL_BYTES)
-        ctypes.memset(end + SEAL_BYTES, 0, self._length - self._inner.get_size() - SEAL_BYTES)
+        ctypes.memset(end + SEAL_BYTES, 0, self._length - self.inner.get_size() - SEAL_BYTES)
 
     def expected(self) -> bytes:
         """The seal that belongs behind the bytes as they are now."""
-        inner, key = self._inner, self._key
+        inner, key = self.inner, self.key
         groups = tuple(
             (str(dtype).removeprefix("torch."), tuple(shape))
             for shape, dtype in zip(inner.get_shapes(), inner.get_dtypes(), strict=True)
@@ -89,10 +99,13 @@ class Sealed:
 
     def found(self) -> bytes:
         """What stands behind the bytes."""
-        return ctypes.string_at(self._inner.data_ptr + self._inner.get_size(), SEAL_BYTES)
+        return ctypes.string_at(self.inner.data_ptr + self.inner.get_size(), SEAL_BYTES)
 
 
 def _parts(key: Any) -> tuple[str, ...]:
+    """The fields of a server's ``ObjectKey``, or the text of an in-process key."""
+    if not hasattr(key, "kv_rank"):
+        return (key.to_string(),)
     return key.model_name, f"{key.kv_rank:x}", f"{key.object_group_id:x}", key.chunk_hash.hex(), key.cache_salt
 
 

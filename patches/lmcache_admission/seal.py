@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import google_crc32c
@@ -41,22 +41,34 @@ SEAL_BYTES = _FIELDS.size + _SUM.size
 
 _DIGEST_BYTES = 16
 _FINGERPRINT_BYTES = 16
-_SLICE_BYTES = 1 << 20
 _REASONS = (("wrong_key", 5), ("wrong_fingerprint", 7), ("wrong_layout", 6), ("wrong_groups", 3), ("wrong_size", 4))
 
 
-def check_speed() -> None:
-    """The checksum must be compiled code.
+@cache
+def _extend() -> Callable[[int, int, int], int]:
+    """CRC-32C of more bytes at an address, by the compiled code in google-crc32c, without the interpreter's lock.
 
     Raises:
-        EnvironmentRefusedError: google-crc32c has only its Python implementation here, a thousand times slower.
+        EnvironmentRefusedError: it is not there; in Python it would be a thousand times slower.
     """
-    if google_crc32c.implementation != "c":
+    try:
+        from google_crc32c import _crc32c
+
+        function = ctypes.CDLL(_crc32c.__file__).crc32c_extend
+    except (ImportError, OSError, AttributeError) as error:
         raise EnvironmentRefusedError(
-            "google-crc32c without its compiled part",
+            f"google-crc32c without its compiled part ({error})",
             "the compiled one, as its wheels have it",
             "Install google-crc32c from a wheel for this Python; LMCache's own dependencies bring it.",
-        )
+        ) from error
+    function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
+    function.restype = ctypes.c_uint32
+    return function
+
+
+def check_speed() -> None:
+    """The checksum must be compiled code. Raises EnvironmentRefusedError: it is not."""
+    _extend()
 
 
 def key_digest(parts: Sequence[str]) -> bytes:
@@ -91,7 +103,7 @@ def make(meaning: Meaning, address: int, size: int) -> bytes:
     """The seal of ``size`` bytes at ``address``: :data:`SEAL_BYTES` bytes. The memory must not change meanwhile."""
     mark = meaning.fingerprint.encode("ascii", "replace")[:_FINGERPRINT_BYTES]
     fields = _FIELDS.pack(_MAGIC, VERSION, SEAL_BYTES, meaning.groups, size, meaning.key, meaning.layout, mark)
-    return fields + _SUM.pack(_checksum(address, size), google_crc32c.value(fields))
+    return fields + _SUM.pack(_extend()(0, address, size), google_crc32c.value(fields))
 
 
 def difference(made: bytes, found: bytes) -> str | None:
@@ -111,15 +123,6 @@ def difference(made: bytes, found: bytes) -> str | None:
     if there[1:3] != wanted[1:3]:
         return "other_version"
     return next((reason for reason, place in _REASONS if there[place] != wanted[place]), "damaged")
-
-
-def _checksum(address: int, size: int) -> int:
-    """CRC-32C of memory, in slices: the function holds the interpreter's lock for about 0.1 ms a slice."""
-    total = 0
-    for start in range(0, size, _SLICE_BYTES):
-        length = min(_SLICE_BYTES, size - start)
-        total = google_crc32c.extend(total, array(length).from_address(address + start))
-    return total
 
 
 @lru_cache(maxsize=1024)

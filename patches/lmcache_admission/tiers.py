@@ -7,15 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patches.framework import process, settings
-from patches.framework.errors import EnvironmentRefusedError
 from patches.lmcache_admission import scratch
 from patches.lmcache_admission.adapter import SealedL2Adapter
 from patches.lmcache_admission.seal import check_speed
+from patches.lmcache_admission.unprotected import require_acceptance
 
-__all__ = ["SEALED", "SETTING", "make_resp", "prepare", "seal_tier"]
+__all__ = ["SEALED", "make_resp", "prepare", "seal_tier"]
 
-SETTING = "SPLINT_LMCACHE_UNPROTECTED"
 SEALED = ("fs", "fs_native", "resp")
 """Tiers whose every object is tested here to come back bit for bit or not at all."""
 FOLDERS = ("fs", "fs_native")
@@ -31,24 +29,11 @@ def prepare(tier: str, config: Any) -> None:
         EnvironmentRefusedError: in enforce mode, where the tier carries no seals and the operator has not accepted it.
     """
     if tier not in SEALED:
-        _unprotected(tier)
+        require_acceptance(tier, SEALED, "the second level")
         return
     check_speed()
     if tier in FOLDERS:
         config.relative_tmp_dir = scratch.make(Path(config.base_path), config.relative_tmp_dir or "")
-
-
-def _unprotected(tier: str) -> None:
-    accepted = settings.get(SETTING)
-    if tier in accepted or "all" in accepted:
-        return
-    process.refuse(
-        EnvironmentRefusedError(
-            f"the LMCache server's second level {tier}, whose objects carry no checksum",
-            f"one of {', '.join(SEALED)}",
-            f"Use one of these, or accept that nothing holds back damaged or foreign bytes: {SETTING}={tier}",
-        )
-    )
 
 
 def seal_tier(tier: str, config: Any, inner: Any) -> Any:

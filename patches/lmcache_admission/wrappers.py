@@ -8,14 +8,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from patches.framework import process
-from patches.framework.errors import EnvironmentRefusedError
 from patches.framework.records import Seam
 from patches.lmcache_admission import registrations
 from patches.lmcache_admission.room import allocate_with_room
-from patches.lmcache_admission.serdes import check_in_process, take_layouts, take_tier
+from patches.lmcache_admission.serdes import take_layouts, take_tier
 
-__all__ = ["allocate", "create_l2_adapter", "create_serde", "file_and_temporary", "register_layout"]
+__all__ = ["allocate", "create_l2_adapter", "file_and_temporary", "register_layout"]
 
 
 def allocate(seam: Seam) -> Callable[..., Any]:
@@ -78,19 +76,3 @@ def register_layout(seam: Seam) -> Callable[..., None]:
         original(self, model_name, world_size, layout_desc, *args, group_layout_descs=group_layout_descs, **kwargs)
 
     return register
-
-
-def create_serde(seam: Seam) -> Callable[..., Any]:
-    """In-process: a lossy serde of the remote tier with one-byte KV refuses the start."""
-    original = seam.original
-
-    @wraps(original)
-    def created(serde_type: str, metadata: Any, config: Any) -> Any:
-        seam.count()
-        try:
-            check_in_process(serde_type, metadata.kv_dtype)
-        except EnvironmentRefusedError as error:
-            process.refuse(error)
-        return original(serde_type, metadata, config)
-
-    return created

@@ -10,7 +10,6 @@ from support.lmcache_tiers import apply, layout, make_tier
 from patches.framework.errors import EnvironmentRefusedError, MismatchError
 from patches.lmcache_admission import PATCH, serdes
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("lmcache")
 
 pytestmark = pytest.mark.filterwarnings(
@@ -70,15 +69,3 @@ def test_lossy_serde_and_one_byte_kv_are_refused_in_either_order(registry: Any, 
         pass
     with make_tier("fs", tmp_path, serde="aesgcm"):
         pass
-
-
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e4m3fn"])
-def test_cachegen_and_one_byte_kv_are_refused_in_process(dtype: str) -> None:
-    from lmcache.v1.metadata import LMCacheMetadata
-    from lmcache.v1.storage_backend.naive_serde import CreateSerde
-
-    metadata = LMCacheMetadata("model", 1, 1, 0, 0, getattr(torch, dtype), (2, 2, 16, 2, 32))
-    with pytest.raises(EnvironmentRefusedError, match="lossy serde cachegen"):
-        CreateSerde("cachegen", metadata, None)
-    assert CreateSerde("naive", metadata, None)

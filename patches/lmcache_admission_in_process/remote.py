@@ -1,0 +1,96 @@
+"""Remote tiers of the in-process connector: sealed where they can be, else refused."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from patches.framework import process
+from patches.framework.errors import EnvironmentRefusedError
+from patches.framework.records import Seam
+from patches.lmcache_admission.seal import check_speed
+from patches.lmcache_admission.serdes import EXACT_IN_PROCESS, check_in_process
+from patches.lmcache_admission.unprotected import require_acceptance
+
+__all__ = ["create_connector", "create_serde", "file_and_temporary", "redis_client"]
+
+SEALED = {"FSConnector": "fs", "RedisConnector": "redis", "RESPConnector": "resp", "LMCServerConnector": "lm"}
+"""LMCache's class of the connector, and the tier's name in counters."""
+
+
+def create_connector(seam: Seam) -> Callable[..., Any]:
+    """Put the checks between LMCache and the connector."""
+    original = seam.original
+
+    @wraps(original)
+    def created(url: str, loop: Any, local_cpu_backend: Any, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        made = original(url, loop, local_cpu_backend, config, *args, **kwargs)
+        try:
+            _check(made, url.partition("://")[0], config)
+        except EnvironmentRefusedError as error:
+            raise _irrecoverable(error) from error
+        return made
+
+    return created
+
+
+def _check(made: Any, scheme: str, config: Any) -> None:
+    """Put the checks in, or ask for the operator's acceptance."""
+    from patches.lmcache_admission_in_process.connector import CheckedConnector
+
+    inner = made.getWrappedConnector()
+    name = type(inner).__name__
+    if name not in SEALED:
+        require_acceptance(scheme, SEALED.values(), "the remote tier")
+    elif config is not None and config.remote_serde not in EXACT_IN_PROCESS:
+        require_acceptance(config.remote_serde, EXACT_IN_PROCESS, "the serde")
+    elif inner.local_cpu_backend is not None:
+        check_speed()
+        made._connector = CheckedConnector(inner, SEALED[name], layerwise=bool(config and config.use_layerwise))
+
+
+def _irrecoverable(error: EnvironmentRefusedError) -> Exception:
+    """LMCache takes any other exception of a connector for a server that is away, and goes on without it."""
+    from lmcache.v1.exceptions import IrrecoverableException
+
+    return IrrecoverableException(str(error))  # type: ignore[no-any-return]
+
+
+def create_serde(seam: Seam) -> Callable[..., Any]:
+    """A lossy serde of the remote tier with one-byte KV refuses the start."""
+    original = seam.original
+
+    @wraps(original)
+    def created(serde_type: str, metadata: Any, config: Any) -> Any:
+        seam.count()
+        try:
+            check_in_process(serde_type, metadata.kv_dtype)
+        except EnvironmentRefusedError as error:
+            process.refuse(error)
+        return original(serde_type, metadata, config)
+
+    return created
+
+
+def file_and_temporary(seam: Seam) -> Callable[..., tuple[Path, Path]]:
+    """A temporary name for each write: two writers of one key never share a file."""
+    original = seam.original
+
+    @wraps(original)
+    def paths(self: Any, key: Any) -> tuple[Path, Path]:
+        seam.count()
+        file, temporary = original(self, key)
+        return file, temporary.with_name(f"{uuid.uuid4().hex}.tmp")
+
+    return paths
+
+
+def redis_client(seam: Seam) -> type:
+    """The client that keeps its step, for ``resp://``."""
+    from patches.lmcache_admission.resp_client import RespClient
+
+    return RespClient

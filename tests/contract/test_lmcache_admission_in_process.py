@@ -1,0 +1,366 @@
+"""Tiers of LMCache's in-process connector, on its own classes: bit for bit, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.lmcache_in_process import Store, lm_server, name
+from support.lmcache_tiers import DTYPES, apply, damaged
+from support.redis import redis_server
+
+from patches.framework import tallies
+from patches.framework.errors import EnvironmentRefusedError
+from patches.lmcache_admission_in_process import PATCH
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("lmcache")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning",  # LMCache's logging
+    "ignore::FutureWarning",  # Google's libraries, on Python's and their own releases
+)
+
+TIERS = ("fs", "redis", "resp", "lm")
+OPEN = ExitStack()
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("tiers")
+    with redis_server(folder) as server, lm_server(folder) as port:
+        redis_at = f"127.0.0.1:{server.port}"
+        yield {
+            "fs": f"fs://localhost:0/{folder}/fs",
+            "redis": f"redis://{redis_at}",
+            "resp": f"resp://{redis_at}",
+            "lm": f"lm://127.0.0.1:{port}",
+        }
+
+
+@pytest.fixture(autouse=True)
+def _patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(PATCH, monkeypatch)
+
+
+@contextmanager
+def opened(url: str, dtype: str = "uint8", **settings: Any) -> Iterator[tuple[Store, Any]]:
+    engine = Store(dtype, **settings)
+    connector = engine.connector(url)
+    try:
+        yield engine, connector
+    finally:
+        close(engine, connector)
+
+
+def close(engine: Store, connector: Any) -> None:
+    """Not by LMCache's own ``close``: that of its Redis connectors waits for ever for its queue to end."""
+    inner = connector.getWrappedConnector()
+    inner = getattr(inner, "_inner", inner)
+    if hasattr(inner, "client"):
+        engine.loop.call_soon_threadsafe(inner.client.close)
+    elif hasattr(inner, "connection"):
+        engine.run(inner.connection.aclose())
+        engine.run(inner.pool.disconnect())
+    else:
+        engine.run(connector.close())
+    engine.close()
+
+
+def put(engine: Store, connector: Any, key: Any, written: Any) -> None:
+    written.ref_count_up()  # LMCache's wrapper counts down
+    engine.run(connector.put(key, written))
+
+
+def get(engine: Store, connector: Any, key: Any) -> bytes | None:
+    found = engine.run(connector.get(key))
+    if found is None:
+        return None
+    content = bytes(found.byte_array)
+    assert found.get_shapes() == engine.metadata.get_shapes()
+    found.ref_count_down()
+    return content
+
+
+def misses(tier: str) -> int:
+    return sum(count for cell, count in tallies.snapshot().items() if cell.endswith(f" {tier}"))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_dtype_comes_back_bit_for_bit(urls: dict[str, str], tier: str) -> None:
+    for number, dtype in enumerate(DTYPES):
+        with opened(urls[tier], dtype) as (engine, connector):
+            written = engine.random(number)
+            key = name(1000 + number, dtype)
+            put(engine, connector, key, written)
+            assert engine.run(connector.exists(key))
+            assert get(engine, connector, key) == bytes(written.byte_array), dtype
+            written.ref_count_down()
+
+
+@pytest.mark.parametrize("tier", ["fs", "redis", "lm"])
+def test_without_the_numbers_int8_is_never_stored(
+    urls: dict[str, str], tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmcache.v1 import protocol
+
+    monkeypatch.delitem(protocol.DTYPE_TO_INT, torch.int8)
+    with opened(urls[tier], "int8") as (engine, connector):
+        written = engine.random()
+        with pytest.raises(KeyError):
+            put(engine, connector, name(2, "int8"), written)
+        written.ref_count_down()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_another_row_width_under_the_same_key_is_a_miss(urls: dict[str, str], tier: str) -> None:
+    with opened(urls[tier]) as (engine, connector):
+        written = engine.random()
+        put(engine, connector, name(3), written)
+        written.ref_count_down()
+    before = misses(tier)
+    with opened(urls[tier], head_dim=64) as (engine, connector):
+        assert get(engine, connector, name(3)) is None
+        assert misses(tier) == before + 1
+        written = engine.random()
+        put(engine, connector, name(3), written)
+        assert get(engine, connector, name(3)) == bytes(written.byte_array)
+        written.ref_count_down()
+
+
+def raw_files(url: str) -> tuple[Callable[[str], bytes], Callable[[str, bytes], None], Callable[[], list[str]]]:
+    folder = Path(url.removeprefix("fs://localhost:0"))
+
+    def read(key: str) -> bytes:
+        return (folder / key).read_bytes()
+
+    def write(key: str, content: bytes) -> None:
+        (folder / key).write_bytes(content)
+
+    return read, write, lambda: sorted(path.name for path in folder.glob("*7a7a*.data"))
+
+
+def raw_redis(url: str) -> tuple[Callable[[str], bytes], Callable[[str, bytes], None], Callable[[], list[str]]]:
+    client = OPEN.enter_context(redis.Redis.from_url(url.replace("resp://", "redis://")))
+
+    def read(key: str) -> bytes:
+        content = client.get(key)
+        assert isinstance(content, bytes)
+        return content
+
+    def write(key: str, content: bytes) -> None:
+        client.set(key, content)
+
+    ending = b"uint8" if url.startswith("resp") else b"kv_bytes"
+    return read, write, lambda: sorted(found.decode() for found in client.keys("*7a7a*") if found.endswith(ending))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tier", ["fs", "redis", "resp"])
+def test_of_a_thousand_damaged_objects_none_is_admitted(urls: dict[str, str], tier: str) -> None:
+    chance = random.Random(20261130)
+    keys = [name(0x7A7A0000 + number) for number in range(50)]
+    with opened(urls[tier]) as (engine, connector), OPEN:
+        written = [engine.random(number) for number in range(len(keys))]
+        read, write, listed = (raw_files if tier == "fs" else raw_redis)(urls[tier])
+        for _ in range(7):
+            for key, found in zip(keys, written, strict=True):
+                put(engine, connector, key, found)
+            stored = listed()
+            good = [read(one) for one in stored]
+            assert len(stored) == len(keys)
+            for place, one in enumerate(stored):
+                bad = damaged(good[place], good[place - 1], chance)
+                write(one, bad if bad != good[place] else b"")
+            assert [get(engine, connector, key) for key in keys] == [None] * len(keys)
+        for key, found in zip(keys, written, strict=True):
+            put(engine, connector, key, found)
+            assert get(engine, connector, key) == bytes(found.byte_array)
+            found.ref_count_down()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_batches_stop_at_the_first_object_that_is_not_its_key_s(urls: dict[str, str], tier: str) -> None:
+    keys = [name(50 + number) for number in range(3)]
+    with opened(urls[tier]) as (engine, connector):
+        written = [engine.random(number) for number in range(3)]
+        for key, found in zip(keys, written, strict=True):
+            put(engine, connector, key, found)
+        read = engine.run(connector.batched_get_non_blocking("look-up", [*keys[:2], name(99), keys[2]]))
+        assert [bytes(found.byte_array) for found in read] == [bytes(found.byte_array) for found in written[:2]]
+        for found in read + written:
+            found.ref_count_down()
+
+
+def test_answers_of_lm_do_not_mix_under_load(urls: dict[str, str]) -> None:
+    keys = [name(200 + number) for number in range(40)]
+    with opened(urls["lm"]) as (engine, connector):
+        written = [engine.random(number) for number in range(len(keys))]
+        for key, found in zip(keys, written, strict=True):
+            put(engine, connector, key, found)
+
+        async def all_at_once() -> list[Any]:
+            return await asyncio.gather(*(connector.get(key) for key in keys))
+
+        read = engine.run(all_at_once())
+        assert [bytes(found.byte_array) for found in read] == [bytes(found.byte_array) for found in written]
+        for found in read + written:
+            found.ref_count_down()
+
+
+def test_lm_answer_without_memory_for_it_is_read_away(urls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(urls["lm"]) as (engine, connector):
+        written = engine.random()
+        put(engine, connector, name(300), written)
+        monkeypatch.setattr(engine.memory, "allocate", lambda *_, **__: None)
+        assert get(engine, connector, name(300)) is None
+        monkeypatch.undo()
+        apply(PATCH, monkeypatch)
+        assert engine.run(connector.exists(name(300)))
+        assert not engine.run(connector.exists(name(301)))
+        assert get(engine, connector, name(300)) == bytes(written.byte_array)
+        written.ref_count_down()
+
+
+def test_lm_connection_that_broke_is_replaced(urls: dict[str, str]) -> None:
+    with opened(urls["lm"]) as (engine, connector):
+        written = engine.random()
+        put(engine, connector, name(310), written)
+        connector._connector._inner.client_socket.shutdown(2)
+        with pytest.raises((BrokenPipeError, ConnectionError)):
+            engine.run(connector.get(name(310)))
+        assert get(engine, connector, name(310)) == bytes(written.byte_array)
+        written.ref_count_down()
+
+
+@pytest.mark.parametrize(("url", "settings"), [("blackhole://", {}), ("fs", {"remote_serde": "cachegen"})])
+def test_what_carries_no_seal_is_refused_until_it_is_accepted(
+    urls: dict[str, str], url: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmcache.v1.exceptions import IrrecoverableException
+
+    engine = Store("bfloat16", **settings)
+    try:
+        with pytest.raises(IrrecoverableException, match="SPLINT_LMCACHE_UNPROTECTED"):
+            engine.connector(urls.get(url, url))
+        monkeypatch.setenv("SPLINT_LMCACHE_UNPROTECTED", "blackhole,cachegen")
+        engine.connector(urls.get(url, url))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e4m3fn"])
+def test_cachegen_and_one_byte_kv_are_refused(dtype: str) -> None:
+    from lmcache.v1.metadata import LMCacheMetadata
+    from lmcache.v1.storage_backend.naive_serde import CreateSerde
+
+    metadata = LMCacheMetadata("model", 1, 1, 0, 0, getattr(torch, dtype), (2, 2, 16, 2, 32))
+    with pytest.raises(EnvironmentRefusedError, match="lossy serde cachegen"):
+        CreateSerde("cachegen", metadata, None)
+    assert CreateSerde("naive", metadata, None)
+
+
+def test_temporary_names_of_fs_differ(urls: dict[str, str]) -> None:
+    with opened(urls["fs"]) as (_, connector):
+        pairs = [connector._connector._get_file_and_tmp_path(name(1)) for _ in range(3)]
+    assert len({file for file, _ in pairs}) == 1
+    assert len({temporary for _, temporary in pairs}) == 3
+
+
+@contextmanager
+def on_disk(folder: Path, dtype: str = "uint8", **settings: Any) -> Iterator[tuple[Store, Any]]:
+    engine = Store(dtype, local_disk=str(folder), max_local_disk_size=0.1, **settings)
+    disk = engine.disk()
+    try:
+        yield engine, disk
+    finally:
+        disk.close()
+        engine.close()
+
+
+def save(disk: Any, key: Any, written: Any) -> None:
+    written.ref_count_up()
+    disk.disk_worker.insert_put_task(key)
+    disk.async_save_bytes_to_disk(key, written)
+
+
+def blocking(disk: Any, key: Any) -> bytes | None:
+    found = disk.get_blocking(key)
+    if found is None:
+        return None
+    content = bytes(found.byte_array)
+    found.ref_count_down()
+    return content
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_local_disk_gives_back_every_dtype_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    with on_disk(tmp_path, dtype) as (engine, disk):
+        written = [engine.random(number) for number in range(3)]
+        keys = [name(number, dtype) for number in range(3)]
+        for key, found in zip(keys, written, strict=True):
+            save(disk, key, found)
+        assert blocking(disk, keys[0]) == bytes(written[0].byte_array)
+        together = disk.batched_get_blocking(keys)
+        prefetched = engine.run(disk.batched_get_non_blocking("look-up", keys))
+        for read in (together, prefetched):
+            assert [bytes(found.byte_array) for found in read] == [bytes(found.byte_array) for found in written]
+        for found in prefetched:
+            found.unpin()
+        for found in [*written, *together, *prefetched]:
+            found.ref_count_down()
+
+
+def test_engines_in_one_folder_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    with on_disk(tmp_path) as (one, disk), on_disk(tmp_path, head_dim=64) as (other, second):
+        written, foreign = one.random(1), other.random(2)
+        save(disk, name(1), written)
+        save(second, name(1), foreign)
+        assert blocking(disk, name(1)) == bytes(written.byte_array)
+        assert blocking(second, name(1)) == bytes(foreign.byte_array)
+        written.ref_count_down()
+        foreign.ref_count_down()
+
+
+@pytest.mark.timeout(60)
+def test_of_a_thousand_damaged_files_of_the_local_disk_none_is_admitted(tmp_path: Path) -> None:
+    chance = random.Random(20261130)
+    keys = [name(number) for number in range(50)]
+    with on_disk(tmp_path) as (engine, disk):
+        written = [engine.random(number) for number in range(len(keys))]
+        for turn in range(20):
+            for key, found in zip(keys, written, strict=True):
+                save(disk, key, found)
+            paths = [Path(disk.dict[key].path) for key in keys]
+            good = [path.read_bytes() for path in paths]
+            for place, path in enumerate(paths):
+                bad = damaged(good[place], good[place - 1], chance)
+                path.write_bytes(bad if bad != good[place] else b"")
+            if turn % 2:
+                assert disk.batched_get_blocking(keys) == [None] * len(keys)
+            else:
+                assert engine.run(disk.batched_get_non_blocking("look-up", keys)) == []
+                disk.batched_remove([key for key in keys if key in disk.dict])
+        for found in written:
+            found.ref_count_down()
+
+
+def test_local_disk_that_is_full_stores_nothing_and_goes_on(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], check=True)
+    try:
+        with on_disk(tmp_path) as (engine, disk):
+            written = engine.random()
+            for number in range(20):
+                save(disk, name(number), written)
+            assert 0 < len(disk.dict) < 20
+            assert {blocking(disk, key) for key in list(disk.dict)} == {bytes(written.byte_array)}
+            written.ref_count_down()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

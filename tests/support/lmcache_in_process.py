@@ -1,0 +1,107 @@
+"""The storage of LMCache's in-process connector, without an engine: its own backends on CPU memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from support.servers import free_port
+
+__all__ = ["CHUNK", "Store", "lm_server", "name"]
+
+CHUNK = 16
+LAYERS = 2
+HEADS = 2
+HEAD_DIM = 32
+
+
+def name(number: int, dtype: str = "uint8", *, model: str = "Org/model-kv1-0123456789ab") -> Any:
+    """LMCache's key of an object."""
+    import torch
+    from lmcache.utils import CacheEngineKey
+
+    return CacheEngineKey(model, 1, 0, number, getattr(torch, dtype))
+
+
+class Store:
+    """One engine's memory, and an event loop in a thread as LMCache has it."""
+
+    def __init__(self, dtype: str = "uint8", head_dim: int = HEAD_DIM, **settings: Any) -> None:
+        import torch
+        from lmcache.v1.config import LMCacheEngineConfig
+        from lmcache.v1.metadata import LMCacheMetadata
+        from lmcache.v1.pin_monitor import PinMonitor
+        from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+
+        self.config = LMCacheEngineConfig.from_defaults(
+            chunk_size=CHUNK, local_cpu=False, max_local_cpu_size=0.05, **settings
+        )
+        shape = (LAYERS, 2, CHUNK, HEADS, head_dim)
+        self.metadata = LMCacheMetadata(
+            "Org/model-kv1-0123456789ab", 1, 1, 0, 0, getattr(torch, dtype), shape, chunk_size=CHUNK
+        )
+        self.dtype = dtype
+        PinMonitor.GetOrCreate(self.config)
+        self.memory = LocalCPUBackend(self.config, self.metadata, dst_device="cpu")
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, task: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(task, self.loop).result(20)
+
+    def connector(self, url: str) -> Any:
+        from lmcache.v1.storage_backend.connector import CreateConnector
+
+        return CreateConnector(url, self.loop, self.memory, self.config, self.metadata)
+
+    def disk(self) -> Any:
+        from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
+
+        return LocalDiskBackend(self.config, self.loop, self.memory, dst_device="cpu", metadata=self.metadata)
+
+    def random(self, seed: int = 0) -> Any:
+        """An object of random bytes."""
+        import torch
+
+        found = self.memory.allocate(self.metadata.get_shapes(), self.metadata.get_dtypes())
+        found.raw_data[: found.get_size()].random_(0, 256, generator=torch.Generator().manual_seed(seed))
+        return found
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+        self.memory.memory_allocator.close()
+
+
+@contextmanager
+def lm_server(folder: Path) -> Iterator[int]:
+    """LMCache's own ``lm://`` server; yields its port."""
+    port = free_port()
+    with (folder / "lm.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise TimeoutError((folder / "lm.log").read_text()[-2000:])
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.kill()
+        process.wait(10)
