@@ -66,8 +66,7 @@ class Series:
         return {rank: self.tokens.prompt(self.shape.cached + self.shape.tail) for rank in self.ranks}
 
     def _complete(self, rank: int, prompt: list[int], length: int, salt: str | None) -> Answer:
-        engine = self.ranks.index(rank) if len(self.ranks) > 1 else None
-        answer = complete(self.context.server, prompt, length, engine, salt)
+        answer = complete(self.context.server, prompt, length, self.context.plan.address(rank), salt)
         if len(answer.tokens) != length or len(answer.top) != length:
             raise CheckFailedError(
                 f"{len(answer.tokens)} tokens from DP rank {rank}",

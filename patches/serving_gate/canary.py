@@ -11,7 +11,7 @@ from typing import Any
 
 from patches.framework import rundir, settings
 from patches.serving_gate.access import api_keys
-from patches.serving_gate.expected import local_dp_ranks
+from patches.serving_gate.expected import served_dp_ranks
 from patches.serving_gate.phases import now
 
 __all__ = ["SETTING", "Canary", "Question", "look_at", "wanted"]
@@ -58,7 +58,7 @@ class Question:
         """The question for the server behind ``app``; ``inner`` is what its gate stands around."""
         args, config = app.state.args, app.state.engine_client.vllm_config
         model = (args.served_model_name or [args.model])[0]
-        return cls(inner, model, next(iter(api_keys(args)), None), local_dp_ranks(config.parallel_config))
+        return cls(inner, model, next(iter(api_keys(args)), None), served_dp_ranks(config.parallel_config))
 
     async def ask(self) -> str | None:
         """None where every rank answered, else the first rank that did not, and why."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from patches.framework.records import Role
 
-__all__ = ["expected_roster", "local_dp_ranks"]
+__all__ = ["expected_roster", "local_dp_ranks", "served_dp_ranks"]
 
 
 def local_dp_ranks(parallel: Any) -> tuple[int, ...]:
@@ -19,6 +19,17 @@ def local_dp_ranks(parallel: Any) -> tuple[int, ...]:
         return (0,)
     first = parallel.data_parallel_rank if parallel.local_engines_only else 0
     return tuple(range(first, first + parallel.data_parallel_size_local))
+
+
+def served_dp_ranks(parallel: Any) -> tuple[int, ...]:
+    """Global data-parallel ranks that this node's API servers send requests to, those on other nodes included.
+
+    Args:
+        parallel: vLLM's ``ParallelConfig`` as the API server holds it.
+    """
+    if parallel.local_engines_only:
+        return local_dp_ranks(parallel)
+    return tuple(range(parallel.data_parallel_size))
 
 
 def expected_roster(config: Any) -> tuple[dict[str, Any], ...]:

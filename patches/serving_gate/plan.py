@@ -37,7 +37,8 @@ class SmokePlan:
         connector: KV connector's name, or None.
         kv_role: ``kv_both``, ``kv_producer``, ``kv_consumer`` or None.
         chunk_tokens: LMCache's chunk size in tokens, or None.
-        dp_ranks: The data-parallel ranks whose engines this server owns.
+        dp_ranks: The data-parallel ranks whose engines this node starts.
+        other_ranks: Those on other nodes that this server sends requests to as well.
         cache_dtype: The engine's ``cache_dtype`` string.
         expected_roster: One entry for each process that must have attested: role and, where it has them, dp_rank
             and rank.
@@ -59,6 +60,7 @@ class SmokePlan:
     dp_ranks: tuple[int, ...]
     cache_dtype: str
     expected_roster: tuple[dict[str, Any], ...]
+    other_ranks: tuple[int, ...] = ()
     generated: int = 4
     chunked_prefill: bool = False
     extensions: bool = True
@@ -73,6 +75,14 @@ class SmokePlan:
     ca_file: str | None = None
     api_key: str | None = None
 
+    def address(self, rank: int) -> int | None:
+        """What the header X-data-parallel-rank must say to reach ``rank``; None where there is no other to reach.
+
+        It counts from the first rank that this server sends requests to.
+        """
+        ranks = (*self.dp_ranks, *self.other_ranks)
+        return ranks.index(rank) if len(ranks) > 1 else None
+
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
@@ -80,7 +90,7 @@ class SmokePlan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SmokePlan:
         """The inverse of :meth:`to_json`."""
-        tuples = {name: tuple(data[name]) for name in ("dp_ranks", "expected_roster", "features")}
+        tuples = {name: tuple(data[name]) for name in ("dp_ranks", "other_ranks", "expected_roster", "features")}
         return cls(**{**data, **tuples})
 
 

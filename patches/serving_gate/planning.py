@@ -11,7 +11,7 @@ from patches.framework import roster, settings
 from patches.framework.records import Feature
 from patches.framework.selection import selected
 from patches.serving_gate.access import api_keys
-from patches.serving_gate.expected import expected_roster, local_dp_ranks
+from patches.serving_gate.expected import expected_roster, local_dp_ranks, served_dp_ranks
 from patches.serving_gate.plan import SmokePlan
 
 __all__ = ["make_plan"]
@@ -31,6 +31,7 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         run_dir: The server's run directory.
     """
     usual = SmokePlan.generated
+    local = local_dp_ranks(config.parallel_config)
     patches = selected(settings.get("SPLINT_PATCHES"))
     model, cache, transfer = config.model_config, config.cache_config, config.kv_transfer_config
     return SmokePlan(
@@ -46,7 +47,8 @@ def make_plan(args: Any, config: Any, port: int, run_dir: Path) -> SmokePlan:
         connector=transfer.kv_connector if transfer else None,
         kv_role=transfer.kv_role if transfer else None,
         chunk_tokens=_chunk_tokens(run_dir),
-        dp_ranks=local_dp_ranks(config.parallel_config),
+        dp_ranks=local,
+        other_ranks=tuple(sorted(set(served_dp_ranks(config.parallel_config)) - set(local))),
         cache_dtype=cache.cache_dtype,
         expected_roster=expected_roster(config) if ROSTER_PATCH in patches else (),
         generated=min(usual, model.get_diff_sampling_param().get("max_tokens") or usual),

@@ -42,6 +42,7 @@ class Engine:
     logprob_shift: float = 0.0
     broken_stream: bool = False
     other_rank: bool = False
+    unaddressed: int = 0
     ignores_prompt: bool = False
     ignores_stop: bool = False
     cuts_prompts_at: int = 0
@@ -217,7 +218,9 @@ class Handler(BaseHTTPRequestHandler):
             self._error(f"Requested sample logprobs of {body['logprobs']}, which is greater than max allowed: "
                         f"{self.engine.max_logprobs}")  # fmt: skip
         else:
-            self._send(self.engine.complete(int(self.headers.get("X-data-parallel-rank") or 0), body))
+            self._send(
+                self.engine.complete(int(self.headers.get("X-data-parallel-rank") or self.engine.unaddressed), body)
+            )
 
     def _chat(self, body: dict[str, Any]) -> None:
         if not self.engine.chat_template:

@@ -28,7 +28,7 @@ def run() -> Run:
 
     def run(engine: Engine, *names: str, secret_passes: bool = True, **changes: Any) -> dict[str, CheckResult]:
         with listening(engine) as url:
-            plan = replace(PLAN, base_url=url, dp_ranks=tuple(range(engine.ranks)), **changes)
+            plan = replace(PLAN, **{"base_url": url, "dp_ranks": tuple(range(engine.ranks)), **changes})
             server = Server(plan)
             chosen = [check for check in CHECKS if not names or check.id in names]
             verdict = battery.run(Context(plan, server, secret_passes=secret_passes), chosen)
@@ -96,6 +96,19 @@ def test_a_part_that_does_not_apply_says_why(run: Run, changes: dict[str, Any], 
 def test_one_rank_from_outside_can_not_empty_its_prefix_cache(run: Run) -> None:
     result = run(Engine(ranks=1), "kv_series", secret_passes=False)["kv_series"]
     assert "closed gate" in result.evidence["external_hit"]["skipped"]
+
+
+def test_a_head_with_one_rank_of_its_own_addresses_it_and_proves_that_the_other_nodes_ranks_answer(run: Run) -> None:
+    """Its load balancer would send a request without an address to either node."""
+    results = run(Engine(ranks=3, unaddressed=2), "dp_ranks", "kv_series", dp_ranks=(0,), other_ranks=(1, 2))
+    assert {result.status for result in results.values()} == {"passed"}
+    assert set(results["dp_ranks"].evidence["ranks"]) == {"0", "1", "2"}
+
+
+def test_a_rank_of_another_node_that_does_not_answer_is_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.smoke.server.COUNTED_WITHIN_S", 0.1)
+    result = run(Engine(other_rank=True), "dp_ranks", dp_ranks=(0,), other_ranks=(1,))["dp_ranks"]
+    assert (result.status, "DP rank 1 counted 0 requests" in result.reason) == ("failed", True)
 
 
 @pytest.mark.usefixtures("no_waiting")

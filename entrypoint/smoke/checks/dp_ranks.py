@@ -1,4 +1,4 @@
-"""Every data-parallel rank of this server answers, as its own counters say."""
+"""Every data-parallel rank that this server sends requests to answers, other nodes' too, as its own counters say."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ ROUNDS = 4
 NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be counted"
 
 
-def _took(context: Context, index: int, rank: int) -> dict[str, int]:
+def _ranks(context: Context) -> tuple[int, ...]:
+    return (*context.plan.dp_ranks, *context.plan.other_ranks)
+
+
+def _took(context: Context, rank: int) -> dict[str, int]:
     """Send one request to a rank and return by how much the rank's own counters moved."""
     before = context.server.counters()
-    engine = index if len(context.plan.dp_ranks) > 1 else None
-    complete(context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, engine)
+    address = context.plan.address(rank)
+    complete(context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, address)
     after = context.server.counters_once(lambda now: now.moved(before, REQUESTS, rank) > 0)
     moved = {"requests": after.moved(before, REQUESTS, rank), "tokens": after.moved(before, PROMPT_TOKENS, rank)}
     if moved["requests"] < 1 or moved["tokens"] < PROMPT_LENGTH:
         raise CheckFailedError(
             f"DP rank {rank} counted {moved['requests']} requests and {moved['tokens']} prompt tokens",
-            f"1 request of {PROMPT_LENGTH} prompt tokens there, for the request with X-data-parallel-rank {index}",
+            f"1 request of {PROMPT_LENGTH} prompt tokens there, for the request with X-data-parallel-rank {address}",
             f"Look in the log of engine {rank}; another rank has answered in its place.",
             {"moved": moved},
         )
@@ -34,7 +38,7 @@ def _took(context: Context, index: int, rank: int) -> dict[str, int]:
 
 def _spread(context: Context) -> dict[str, int]:
     """Pool until every rank has counted a request: pooling requests go where the load balancer sends them."""
-    ranks = context.plan.dp_ranks
+    ranks = _ranks(context)
     before = after = context.server.counters()
     for _ in range(ROUNDS * len(ranks)):
         pooling.ask(context)
@@ -60,7 +64,7 @@ def run(context: Context) -> Evidence:
         raise DoesNotApplyError(NO_COUNTERS)
     if context.plan.runner == "pooling":
         return {"ranks": _spread(context)}
-    return {"ranks": {str(rank): _took(context, index, rank) for index, rank in enumerate(context.plan.dp_ranks)}}
+    return {"ranks": {str(rank): _took(context, rank) for rank in _ranks(context)}}
 
 
-CHECK = Check("dp_ranks", "Every data-parallel rank of this server took a request.", always, run)
+CHECK = Check("dp_ranks", "Every data-parallel rank that this server sends requests to took one.", always, run)
