@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from entrypoint.doctor.rules import RULES, kv_startup
 from entrypoint.doctor.rules.lmcache import server_addresses
-from entrypoint.preflight.checks.releases import unfit
+from entrypoint.preflight.checks.releases import use_of
+from entrypoint.preflight.pairs import judge, remedy
 from patches.framework.kv_dtype import AUTO, MODEL, SETTING
 
 if TYPE_CHECKING:
@@ -94,9 +95,10 @@ def _real_dtype(reading: Reading) -> str:
 
 
 def _pair(reading: Reading) -> str:
-    bad = unfit(reading.subject)
+    use = use_of(reading.subject)
     named = f"vLLM {reading.subject.vllm} with LMCache {reading.subject.lmcache}"
-    return f"No: {named}: {bad[0].why}. {bad[0].remedy}" if bad else f"Yes: {named}."
+    bad = judge(use) if use else []
+    return f"No: {named}: {bad[0]}. {remedy(use)}" if use and bad else f"Yes: {named}."
 
 
 def _path(reading: Reading) -> str:

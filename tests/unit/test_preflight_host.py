@@ -197,31 +197,40 @@ def test_code_for_a_library_that_is_absent_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vllm", "lmcache", "words", "hybrid", "unfit"),
+    ("vllm", "lmcache", "words", "hybrid", "found"),
     [
-        ("0.32.0", "0.5.6", MP, True, False),
-        ("0.30.0", "0.5.2", MP, False, True),
-        ("0.30.0", "0.5.2", (), False, False),
-        ("0.19.1", "0.5.6", MP, False, True),
-        ("0.19.1", "0.5.6", V1, False, False),
-        ("0.28.0", "0.5.5", MP, True, True),
-        ("0.28.0", "0.5.5", MP, False, False),
-        ("0.21.0", "0.4.7", MP, True, True),
+        ("0.32.0", "0.5.6", MP, True, None),
+        ("0.30.0", "0.5.2", MP, False, "Install LMCache 0.5.5; vLLM 0.30.0 may stay."),
+        ("0.30.0", "0.5.2", (), False, None),
+        ("0.19.1", "0.5.6", MP, False, "Install vLLM 0.22.1 with LMCache 0.5.6."),
+        ("0.19.1", "0.5.6", V1, False, None),
+        ("0.28.0", "0.5.5", MP, True, "Install LMCache 0.5.6; vLLM 0.28.0 may stay."),
+        ("0.30.0", "0.5.6", V1, False, "the in-process connector takes keys and values"),
     ],
 )
-def test_pairs_of_releases_that_do_not_go_together(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    vllm: str,
-    lmcache: str,
-    words: tuple[str, ...],
-    hybrid: bool,
-    unfit: bool,
-) -> None:
+def test_the_installed_releases_are_judged_for_what_the_server_does_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vllm: str, lmcache: str, words: tuple[str, ...], hybrid: bool,
+    found: str | None,
+) -> None:  # fmt: skip
     monkeypatch.setattr("entrypoint.preflight.subject.installed_version", {"vllm": vllm, "lmcache": lmcache}.get)
+    monkeypatch.setattr("entrypoint.tables.patch_rows", list)
     layers = {"layer_types": ["linear_attention", "full_attention"]} if hybrid else {}
-    found = releases.unfit(subject(model(tmp_path, **layers), *words))
-    assert bool(found) is unfit
+    asked = subject(model(tmp_path, **layers), *words)
+    if found is None:
+        releases.CHECK.run(asked)
+        return
+    with pytest.raises(CheckFailedError) as failed:
+        releases.CHECK.run(asked)
+    assert found in str(failed.value)
+
+
+def test_a_connector_that_may_be_left_out_is_not_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    leave_out = {"SPLINT_LMCACHE_IN_PROCESS": "leave_out"}
+    asked = [subject(model(tmp_path), *V1, **environ) for environ in ({}, leave_out)]
+    assert [bool(releases.unfit(one)) for one in asked] == [True, False]
+    # The patch that leaves it out begins with 0.32.
+    monkeypatch.setattr("entrypoint.preflight.subject.installed_version", {"vllm": "0.31.0", "lmcache": "0.5.6"}.get)
+    assert releases.unfit(subject(model(tmp_path), *V1, **leave_out))
 
 
 def test_the_installed_pair_and_its_patches_fit() -> None:

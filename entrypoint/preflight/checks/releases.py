@@ -2,99 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, Evidence, always
+from entrypoint.preflight.pairs import IN_PROCESS, Use, judge, remedy
+from patches.framework import settings
 from patches.framework.libraries import in_range
 
 if TYPE_CHECKING:
     from entrypoint.preflight.subject import Subject
 
-__all__ = ["CHECK", "PAIRS", "Pair"]
+__all__ = ["CHECK", "unfit", "use_of"]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two ranges of releases that do not go together.
-
-    Attributes:
-        vllm: Releases of vLLM.
-        lmcache: Releases of LMCache that do not work with them.
-        connector: Only with this connector, or None for all.
-        hybrid: Only for models with layers that keep a state (Mamba, GDN) beside attention.
-        why: What goes wrong.
-        remedy: What to install instead.
-        upstream: Where it is discussed.
-    """
-
-    vllm: str
-    lmcache: str
-    why: str
-    remedy: str
-    upstream: tuple[str, ...] = ()
-    connector: str | None = None
-    hybrid: bool = False
+def use_of(subject: Subject) -> Use | None:
+    """The installed pair and what this server does with it; None where it does nothing with LMCache."""
+    vllm, lmcache, connector = subject.vllm, subject.lmcache, subject.lmcache_connector
+    if vllm is None or lmcache is None or connector is None or _may_leave_out(subject):
+        return None
+    return Use(vllm, lmcache, connector, hybrid=subject.model.hybrid, latent=subject.model.latent)
 
 
-PAIRS = (
-    Pair(
-        ">=0.29",
-        "<0.5.5",
-        "LMCache asks for the layout by a function that vLLM no longer has, swallows the error and guesses",
-        "LMCache 0.5.5 or later.",
-        ("LMCache#4870",),
-    ),
-    Pair(
-        "<0.20",
-        ">=0.4.7",
-        "the connector for the LMCache server imports names that this vLLM does not have",
-        "vLLM 0.22 or later, or an LMCache before 0.4.7.",
-        connector="LMCacheMPConnector",
-    ),
-    Pair(
-        ">=0.26",
-        "<0.5.6",
-        "the pages of hybrid models are stored in a shape that vLLM no longer uses: wrong tokens on every hit",
-        "LMCache 0.5.6 or later.",
-        ("LMCache#4247",),
-        connector="LMCacheMPConnector",
-        hybrid=True,
-    ),
-    Pair(
-        "<0.22",
-        ">=0",
-        "the connector in this vLLM can't serve hybrid models ('failed to convert the KV cache specs' at start)",
-        "vLLM 0.22.1 or later with LMCache 0.5.6 or later.",
-        ("vllm#42911",),
-        connector="LMCacheMPConnector",
-        hybrid=True,
-    ),
-)
+def _may_leave_out(subject: Subject) -> bool:
+    """Whether the connector is dropped where it does not fit (patch lmcache_in_process)."""
+    asked = settings.get("SPLINT_LMCACHE_IN_PROCESS", subject.environ) == "leave_out"
+    return asked and subject.lmcache_connector == IN_PROCESS and in_range(subject.vllm or "0", ">=0.32") is True
 
 
-def unfit(subject: Subject) -> list[Pair]:
-    """The pairs that the installed releases are one of, as far as the connector and the model matter."""
-    vllm, lmcache = subject.vllm, subject.lmcache
-    if vllm is None or lmcache is None or subject.lmcache_connector is None:
-        return []
-    return [
-        pair
-        for pair in PAIRS
-        if in_range(vllm, pair.vllm)
-        and in_range(lmcache, pair.lmcache)
-        and pair.connector in (None, subject.lmcache_connector)
-        and (not pair.hybrid or subject.model.hybrid)
-    ]
+def unfit(subject: Subject) -> list[str]:
+    """What is wrong with the installed pair of releases, as far as the connector and the model matter."""
+    use = use_of(subject)
+    return [] if use is None else judge(use)
 
 
 def run(subject: Subject) -> Evidence:
     evidence = {"vllm": subject.vllm, "lmcache": subject.lmcache}
     if subject.vllm is None:
         raise CheckFailedError("no vLLM", "vLLM in this environment", "pip install vllm.", evidence)
-    for pair in unfit(subject):
-        raise CheckFailedError(f"vLLM {subject.vllm} with LMCache {subject.lmcache}: {pair.why}", "a pair that works",
-                               f"Install {pair.remedy}", evidence)  # fmt: skip
+    use = use_of(subject)
+    if use is not None and (faults := judge(use)):
+        found = f"vLLM {use.vllm} with LMCache {use.lmcache} and {use.connector}: {'; '.join(faults)}"
+        raise CheckFailedError(found, "a pair that is known to work", remedy(use), evidence)
     refused = _refused(subject)
     if refused:
         raise CheckFailedError(
