@@ -35,11 +35,13 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
     code = f"""
     import json, sys
     sys.path.append({SUPPORT!r})
+    from support import kv_budget_engine_probe
     from support.kv_budget_probe import plan, plan_alone, splitting_twice, tables
     calls = json.loads({calls!r})
     found = {{name: plan(**case) for name, case in calls.items()}}
     with splitting_twice():
         found["broken"] = plan(**calls[{BROKEN!r}])
+    found["engine"] = kv_budget_engine_probe.outcomes()
     found["tables"] = tables(90, 100)
     found["alone"] = plan_alone({ALONE["ranks"][0]})
     print(json.dumps(found))
@@ -75,3 +77,15 @@ def test_breaking_the_budget_class_breaks_the_plan(outcomes: dict[str, Any]) -> 
     """The blocks come from the class: where it splits twice, the ranks plan something else."""
     assert [rank["blocks"] for rank in outcomes[BROKEN]] == [[90], [90]]
     assert [rank.get("blocks") for rank in outcomes["broken"]] != [[90], [90]]
+
+
+def test_scheduler_workers_and_new_ranks_of_both_engine_cores_have_the_agreed_blocks(outcomes: dict[str, Any]) -> None:
+    """The real ``EngineCore._initialize_kv_caches`` of 100, 95 and 91, 90 blocks, the last one with 5 bytes over."""
+    agreed = {"scheduler": 90, "workers": [90, 90], "cache_config": 90, "new ranks": 90 * 16384}
+    assert outcomes["engine"]["sound"] == [agreed, agreed]
+
+
+def test_breaking_the_budget_class_breaks_the_engine_cores(outcomes: dict[str, Any]) -> None:
+    """45 blocks are planned, and found not to be those of the class: neither engine core allocates anything."""
+    for rank in outcomes["engine"]["splitting twice"]:
+        assert rank["error"].startswith("BudgetError: dp 0 ep 0 has 45 blocks, not 22")
