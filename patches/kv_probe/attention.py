@@ -75,12 +75,25 @@ def attention(worker: Any, groups: Groups, seed: int) -> dict[str, Any]:
     with set_current_vllm_config(worker.vllm_config):
         for group, layer in _first_layers(worker):
             reason = _reason(worker, group, layer)
+            if reason is None:
+                ids = groups[group.kv_cache_group_id]
+                reason = _try(_Trial(worker, group, layer, ids, seed), found["layers"])
             if reason:
                 found["skipped"][layer.layer_name] = reason
-            else:
-                ids = groups[group.kv_cache_group_id]
-                found["layers"][layer.layer_name] = _Trial(worker, group, layer, ids, seed).run()
     return found
+
+
+def _try(trial: _Trial, layers: dict[str, Any]) -> str | None:
+    """Put the layer's numbers into ``layers``, or say why there are none.
+
+    Backends want their metadata in forms of their own. One that this trial can't serve is not a fault of the server:
+    its attention is on the way of every answer that the other checks compare.
+    """
+    try:
+        layers[trial.layer.layer_name] = trial.run()
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError) as error:
+        return f"{trial.layer.attn_backend.get_name()} can't be tried alone: {type(error).__name__}: {error}"[:300]
+    return None
 
 
 def _first_layers(worker: Any) -> Iterator[tuple[Any, Any]]:
@@ -97,6 +110,7 @@ def _reason(worker: Any, group: Any, layer: Any) -> str | None:
     longest = _lengths(group.kv_cache_spec.block_size)[0]
     hindrances = {
         f"the KV dtype {layer.kv_cache_dtype}": layer.kv_cache_dtype not in _STORED,
+        "layers on another layer's cache": layer.kv_sharing_target_layer_name is not None,
         "sinks or ALiBi": layer.has_sink or getattr(layer.impl, "alibi_slopes", None) is not None,
         "decode context parallelism": worker.vllm_config.parallel_config.decode_context_parallel_size > 1,
         "blocks that kernels split": layer.kv_cache.shape[0] != worker.model_runner.kv_cache_config.num_blocks,

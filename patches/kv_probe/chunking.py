@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from patches.framework.errors import ProbeError
+from patches.kv_probe.blocks import spans
 
 __all__ = ["in_blocks", "whole"]
 
@@ -12,7 +13,7 @@ _KEPT = "splint_kept_thresholds"
 
 
 def in_blocks(engine: Any) -> dict[str, Any]:
-    """Let no step prefill more than a block's tokens of one request, until :func:`whole`.
+    """Let no step prefill more than the largest block's tokens of one request, until :func:`whole`.
 
     Args:
         engine: vLLM's ``EngineCore``, between two steps.
@@ -25,7 +26,7 @@ def in_blocks(engine: Any) -> dict[str, Any]:
     if not config.enable_chunked_prefill:
         raise ProbeError("chunked prefill is off", "a scheduler that chunks", "There is nothing to compare.")
     vars(scheduler).setdefault(_KEPT, (config.long_prefill_token_threshold, scheduler.adaptive_long_prefill_threshold))
-    config.long_prefill_token_threshold = engine.vllm_config.cache_config.block_size
+    config.long_prefill_token_threshold = max(spans(scheduler.kv_cache_config))
     scheduler.adaptive_long_prefill_threshold = False
     return {"chunk_tokens": config.long_prefill_token_threshold}
 

@@ -71,18 +71,19 @@ def compare(worker: Any, groups: Groups, seed: int) -> dict[str, Any]:
 
 
 def _sizes(worker: Any, groups: Groups) -> dict[str, Any]:
-    """Bytes of one token over all layers of this worker: in the tensors, and as profile or KV specs say."""
+    """Bytes of one token over this worker's layers that grow with tokens: in the tensors, and as others say."""
     config = worker.model_runner.kv_cache_config
     sizes = spans(config)
     found = wanted = written = layers = 0.0
     for group, ids in enumerate(groups):
         for name, tensor in _tensors(worker, group).items() if ids else ():
-            pages = list(layers_of({name: tensor}, config.num_blocks))
-            block_bytes = sum(page.block_bytes for page in pages)
-            found += block_bytes / sizes[group]
-            wanted += _said(config.kv_cache_groups[group].kv_cache_spec, name, published()) / sizes[group]
+            block_bytes = sum(page.block_bytes for page in layers_of({name: tensor}, config.num_blocks))
             written += block_bytes * len(ids)
             layers += 1
+            spec = _spec(config.kv_cache_groups[group].kv_cache_spec, name)
+            if spec.tokens_per_state > 0:
+                found += block_bytes / sizes[group]
+                wanted += _said(spec, name, published()) / sizes[group]
     return {
         "layers": int(layers),
         "bytes_written": int(written),
@@ -92,9 +93,13 @@ def _sizes(worker: Any, groups: Groups) -> dict[str, Any]:
     }
 
 
+def _spec(spec: Any, layer: str) -> Any:
+    """The layer's own spec, where its group has several."""
+    return getattr(spec, "kv_cache_specs", {}).get(layer, spec)
+
+
 def _said(spec: Any, layer: str, profile: KVCacheProfile | None) -> float:
     """Bytes of one block of ``layer``, as the profile has it, or where there is none vLLM's spec."""
-    spec = getattr(spec, "kv_cache_specs", {}).get(layer, spec)
     row = profile.group_of(layer).row_bytes if profile else spec.num_heads * spec.state_content_size_bytes
     return float(row * spec.num_states)
 

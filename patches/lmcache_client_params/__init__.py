@@ -1,6 +1,6 @@
 """What a client says about LMCache in its request can't end the engine."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.lmcache_client_params.wrappers"
 
@@ -27,4 +27,7 @@ PATCH = Patch(
     roles=frozenset({Role.ENGINE_CORE}),
     retires="LMCache checks what it takes from kv_transfer_params.",
     exercised_by="every request of an engine with an LMCache connector",
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("extract_request_configs_from_sampling_params",), frozenset({Feature.LMCACHE})),
+    ),
 )

@@ -1,6 +1,6 @@
 """The in-process connector serves where it is exact; elsewhere the start ends with the reason and what to use."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 PATCH = Patch(
     id="lmcache_in_process",
@@ -21,4 +21,5 @@ PATCH = Patch(
     upstream=("LMCache#4463", "LMCache#4614", "vllm#42911"),
     retires="LMCache removes its in-process connector, or makes it read the packed layout.",
     exercised_by="the configuration of every engine",
+    exercises=(Exercise(Role.API_SERVER, ("EngineArgs.create_engine_config",)),),
 )

@@ -1,6 +1,6 @@
 """Every OpenAI client can see in ``system_fingerprint`` which patches its answer came through."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Patch, Role, Target
 
 _MODULE = "vllm.entrypoints.serve.utils.fingerprint"
 
@@ -21,4 +21,5 @@ PATCH = Patch(
     roles=frozenset({Role.API_SERVER}),
     retires="vLLM names active plugins in system_fingerprint.",
     exercised_by="the start of each API server",
+    exercises=(Exercise(Role.API_SERVER, ("get_system_fingerprint",)),),
 )

@@ -13,14 +13,21 @@ from patches.kv_probe.chunking import in_blocks, whole
 
 def engine(*, chunks: bool = True, threshold: int = 512, adaptive: bool = True) -> Any:
     config = SimpleNamespace(enable_chunked_prefill=chunks, long_prefill_token_threshold=threshold)
-    scheduler = SimpleNamespace(scheduler_config=config, adaptive_long_prefill_threshold=adaptive)
-    cache = SimpleNamespace(block_size=16)
-    return SimpleNamespace(scheduler=scheduler, vllm_config=SimpleNamespace(cache_config=cache))
+    groups = [
+        SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=size, has_layer_views=True), host_resident=False)
+        for size in (16, 64)
+    ]
+    scheduler = SimpleNamespace(
+        scheduler_config=config,
+        adaptive_long_prefill_threshold=adaptive,
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+    )
+    return SimpleNamespace(scheduler=scheduler)
 
 
-def test_prefills_are_cut_into_blocks_and_the_operators_thresholds_come_back() -> None:
+def test_prefills_are_cut_into_the_largest_blocks_and_the_operators_thresholds_come_back() -> None:
     found = engine()
-    assert in_blocks(found) == in_blocks(found) == {"chunk_tokens": 16}
+    assert in_blocks(found) == in_blocks(found) == {"chunk_tokens": 64}
     assert found.scheduler.adaptive_long_prefill_threshold is False
     assert whole(found) == whole(found) == {"chunk_tokens": 512}
     assert found.scheduler.adaptive_long_prefill_threshold is True

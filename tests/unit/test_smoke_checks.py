@@ -151,9 +151,17 @@ def test_a_server_that_allows_fewer_alternatives_is_asked_for_fewer(run: Run, li
 
 def test_a_context_that_takes_too_long_to_fill_is_filled_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("entrypoint.smoke.checks.long_prompt.LONGEST", 256)
+    monkeypatch.setattr("entrypoint.smoke.checks.long_prompt.FIRST", 128)
     result = run(Engine(takes_any_length=True), "long_prompt")["long_prompt"]
     assert (result.status, result.evidence["prompt_tokens"]) == ("passed", 256)
     assert "not asked" in result.evidence["beyond"]
+
+
+def test_a_server_that_prefills_slowly_is_asked_for_less(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.smoke.checks.long_prompt.FIRST", 128)
+    monkeypatch.setattr("entrypoint.smoke.checks.long_prompt.BUDGET_S", 1e-6)
+    result = run(Engine(), "long_prompt")["long_prompt"]
+    assert (result.status, result.evidence["prompt_tokens"]) == ("passed", 128)
 
 
 def test_a_model_that_ignores_its_prompt_is_not_taken_for_a_mix_up(run: Run) -> None:

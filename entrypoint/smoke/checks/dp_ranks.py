@@ -57,10 +57,22 @@ def _spread(context: Context) -> dict[str, int]:
     return moved
 
 
+def _ask_uncounted(context: Context) -> None:
+    """Send each rank its request all the same: what goes wrong with a rank's first one does so now."""
+    if context.plan.runner == "pooling":
+        for _ in context.plan.dp_ranks:
+            pooling.ask(context)
+        return
+    for index in range(len(context.plan.dp_ranks)):
+        engine = index if len(context.plan.dp_ranks) > 1 else None
+        complete(context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, engine)
+
+
 def run(context: Context) -> Evidence:
     if not context.plan.extensions:
         raise DoesNotApplyError(NO_EXTENSIONS)
     if not context.server.counters():
+        _ask_uncounted(context)
         raise DoesNotApplyError(NO_COUNTERS)
     if context.plan.runner == "pooling":
         return {"ranks": _spread(context)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,6 +13,7 @@ from entrypoint.smoke import chatting
 from entrypoint.smoke.ask import refusal
 from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
 from entrypoint.smoke.prompts import Tokens
+from patches.framework.records import Feature
 
 if TYPE_CHECKING:
     from patches.serving_gate.plan import SmokePlan
@@ -19,7 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["CHECK", "LONGEST"]
 
 LONGEST = 32768
-"""Tokens beyond which a prompt is not made longer: prefilling it would take longer than all other checks."""
+"""Tokens beyond which a prompt is not made longer."""
+FIRST = 1024
+"""Tokens of the prompt that tells how fast this server prefills."""
+BUDGET_S = 5.0
+"""Seconds that the longest prompt may take; where it would take more, it is made shorter."""
+
+_NOT_STORED = {"lmcache.max_offload_tokens": 0}
+"""Tells LMCache to store nothing of these prompts, which nobody asks for again."""
 
 
 def applies(plan: SmokePlan) -> str | None:
@@ -35,6 +44,7 @@ def _ask(context: Context, length: int) -> Any:
         max_tokens=1,
         temperature=0.0,
         logprobs=min(1, context.server.top),
+        extra_body={"kv_transfer_params": _NOT_STORED} if Feature.LMCACHE.value in context.plan.features else {},
     )
 
 
@@ -80,13 +90,24 @@ def _refused(context: Context, length: int) -> None:
     )
 
 
+def _affordable(context: Context, longest: int) -> int:
+    """Tokens up to ``longest`` that this server prefills in time; attention may cost the square of them."""
+    if longest <= FIRST:
+        return longest
+    start = time.monotonic()
+    _taken(context, FIRST)
+    spent = time.monotonic() - start
+    return max(FIRST, min(longest, LONGEST, int(FIRST * math.sqrt(BUDGET_S / spent))))
+
+
 def run(context: Context) -> Evidence:
     longest = context.plan.max_model_len - 1
-    evidence = _taken(context, min(longest, LONGEST))
-    if longest <= LONGEST:
+    length = _affordable(context, longest)
+    evidence = _taken(context, length)
+    if length == longest:
         _refused(context, context.plan.max_model_len + 1)
         return {**evidence, "beyond": "refused"}
-    return {**evidence, "beyond": f"not asked: the context of {longest + 1} tokens is longer than {LONGEST}"}
+    return {**evidence, "beyond": f"not asked: the whole context of {longest + 1} tokens would take too long"}
 
 
 CHECK = Check("long_prompt", "A prompt as long as the context is taken whole, a longer one refused.", applies, run)
