@@ -50,6 +50,7 @@ def shape(config: Config, scheme: str | None = None, *, weigh: bool = True) -> M
     if reader is None:
         raise PlanError(f"the architecture {architecture}", f"one of {', '.join(sorted(ARCHITECTURES))}", _MEASURE)
     _refuse_what_is_not_modelled(config)
+    _refuse_what_is_left_out(config, architecture)
     ignored = () if weigh else ("quantization_config",)
     known = {key: value for key, value in config.items() if value is not None and key not in ignored}
     try:
@@ -79,6 +80,28 @@ def _refuse_what_is_not_modelled(config: Config) -> None:
             raise PlanError(f"{key} {_short(value)} in the configuration", "a model without it", _MEASURE)
 
 
+_GROUPED, _DEEPSEEK = ("num_key_value_heads",), ("first_k_dense_replace", "n_shared_experts", "q_lora_rank")
+_NAMED: dict[str, tuple[str, ...]] = {
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV32ForCausalLM": (*_DEEPSEEK, "index_topk"),
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "MistralForCausalLM": (*_GROUPED, "sliding_window"),
+    "MixtralForCausalLM": _GROUPED,
+    "Qwen2ForCausalLM": _GROUPED,
+    "Qwen2MoeForCausalLM": (*_GROUPED, "shared_expert_intermediate_size"),
+    "Qwen3ForCausalLM": (*_GROUPED, "head_dim"),
+    "Qwen3MoeForCausalLM": _GROUPED,
+}
+"""What a configuration must name, if only as null: where it is left out, Transformers has a number of its own."""
+
+
+def _refuse_what_is_left_out(config: Config, architecture: str) -> None:
+    window = ("sliding_window",) if config.get("use_sliding_window") else ()
+    for name in (*_NAMED.get(architecture, ()), *window):
+        if name not in config:
+            raise PlanError(f"a configuration of {architecture} without '{name}'", "a complete one", "Correct it.")
+
+
 def _unused(config: Config, key: str) -> bool:
     if key == "layer_types":
         return set(config[key]) <= {"full_attention", "indexed_attention"}
@@ -100,12 +123,18 @@ def _common(config: Config, architecture: str, scheme: str | None) -> dict[str, 
         "intermediate": config.get("intermediate_size") or 0,
         "max_len": _max_len(config),
         "limit": _limit(config),
-        "dtype": checkpoint.dtype(config) or "bfloat16",
+        "dtype": _served_dtype(config),
         "quantisation": quantisation.read(config, scheme),
         "mlp_bias": False,
         "experts": None,
         "sparse": frozenset(),
     }
+
+
+def _served_dtype(config: Config) -> str:
+    """What ``--dtype auto`` makes of the checkpoint's dtype: vLLM serves float32 in 16 bits."""
+    named = checkpoint.dtype(config) or "bfloat16"
+    return "bfloat16" if named in ("float32", "float") else named
 
 
 _UNSCALED = ("default", "llama3")

@@ -69,6 +69,12 @@ class Deployment:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST:
                 raise PlanError(f"{name} {str(value)[:40]}", f"a number from 1 to {MOST}", "Correct the flag.")
+        if self.sequences and self.batched_tokens and self.sequences > self.batched_tokens:
+            raise PlanError(
+                f"--max-num-batched-tokens {self.batched_tokens} with --max-num-seqs {self.sequences}",
+                "a token for each sequence, as vLLM demands it",
+                "Correct one of them.",
+            )
         if self.block_size is not None and self.block_size % _BLOCK:
             raise PlanError(
                 f"--block-size {self.block_size}",

@@ -89,7 +89,7 @@ class ModelShape:
         sparse: Indices of the layers with experts.
         max_len: Longest sequence, in tokens, or None where the configuration leaves it open.
         limit: Longest sequence that vLLM lets a flag ask for, or None where the configuration leaves it open.
-        dtype: Name of the weights' dtype in the configuration.
+        dtype: Name of the dtype that ``--dtype auto`` gives the weights.
         quantisation: How the checkpoint's linear layers are stored.
         ends_everywhere: Whether every pipeline stage holds embedding, output layer and last norm, as in vLLM's Mixtral
             and Qwen-MoE classes.

@@ -83,6 +83,13 @@ def to_json(record: Hello | Measurement) -> str:
 
 
 def from_json(kind: type[Any], text: str | bytes) -> Any:
-    """The record that :func:`to_json` wrote, of the given kind."""
+    """The record that :func:`to_json` wrote, of the given kind.
+
+    Raises:
+        TypeError: it has other fields, or is no record at all.
+        ValueError: it is no JSON.
+    """
     data = json.loads(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"{kind.__name__} expected, not {data!r:.40}")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

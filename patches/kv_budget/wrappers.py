@@ -147,10 +147,13 @@ def _note_alone(vllm_config: Any, num_blocks: int) -> None:
 
 
 def _tell_new_ranks(core: Any, member: Member) -> None:
-    """What elastic EP hands to every worker of a new rank: stock notes the first worker's bytes for all of them."""
-    facts = process.start().facts.get("kv_budget", {})
-    if facts.get("memory"):
-        core.available_gpu_memory_for_kv_cache = max(facts["memory"])
+    """What elastic EP hands to every worker of a new rank: stock notes the first worker's bytes for all of them.
+
+    Where each rank keeps its own budget (``report``, or a refusal that the mode only reports) stock's value stays.
+    """
+    decision = member.agreement.decision
+    if decision is not None and decision.budget is not None:
+        core.available_gpu_memory_for_kv_cache = max(process.start().facts["kv_budget"]["memory"])
 
 
 def get_kv_cache_configs(seam: Seam) -> Callable[..., Any]:

@@ -17,7 +17,8 @@ from types import SimpleNamespace as Names
 from patches.framework import process
 from patches.framework.records import Seam
 from patches.kv_budget import engine, wrappers
-from support.simulated_ranks import store
+from patches.kv_budget.decision import decide
+from support.simulated_ranks import measurement, store
 
 def config(moe=True, executor="mp", size=2):
     parallel = Names(
@@ -39,15 +40,18 @@ def alone(vllm_config):
     return process.start().facts["kv_budget"]
 
 
-def handed_to_new_ranks():
-    core = Names(available_gpu_memory_for_kv_cache=7)
-    process.start().note(kv_budget={"memory": [90 * 16384, 90 * 12288]})
-    wrappers._tell_new_ranks(core, None)
+def handed_to_new_ranks(policy):
+    # Two ranks of two workers, of 95 and 90 or 110 blocks; the second rank's engine, where stock notes 95.
+    measured = [measurement(rank, [95 * 16384, (90 + rank * 20) * 16384]) for rank in range(2)]
+    decision = decide(measured, policy=policy, ep_size=4)
+    core = Names(available_gpu_memory_for_kv_cache=95 * 16384)
+    process.start().note(kv_budget={"memory": decision.memory_for(measured[1])})
+    wrappers._tell_new_ranks(core, Names(agreement=Names(decision=decision)))
     return core.available_gpu_memory_for_kv_cache
 
 found = {"external_launcher": words(config(executor="external_launcher"))}
 found["alone"] = [alone(config(size=1)), alone(config(moe=False)), alone(config(executor="external_launcher"))]
-found["new ranks"] = handed_to_new_ranks()
+found["new ranks"] = {policy: handed_to_new_ranks(policy) for policy in ("align", "report")}
 os.environ["VLLM_ELASTIC_EP_SCALE_UP_LAUNCH"] = "1"
 found["elastic scale-up"] = words(config())
 print(json.dumps(found))
@@ -80,5 +84,8 @@ def test_an_engine_without_a_group_says_why_and_what_it_has(found: dict[str, Any
     assert facts["own"] == [{"dp_rank": 0, "blocks": 90, "tokens": 1440, "max_model_len": 128}]
 
 
-def test_elastic_ep_hands_new_ranks_what_holds_for_every_worker(found: dict[str, Any]) -> None:
-    assert found["new ranks"] == 90 * 16384
+@pytest.mark.parametrize(("policy", "blocks"), [("align", 90), ("report", 95)])
+def test_elastic_ep_hands_new_ranks_what_holds_for_every_worker_and_under_report_what_stock_does(
+    found: dict[str, Any], policy: str, blocks: int
+) -> None:
+    assert found["new ranks"][policy] == blocks * 16384

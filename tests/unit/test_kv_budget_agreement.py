@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello, measurement, simulate
+from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello, measurement, simulate, store
 
 from patches.framework import settings
 from patches.framework.errors import BudgetError, SettingError
+from patches.kv_budget.agreement import Agreement
+from patches.kv_budget.channel import Channel
 from patches.kv_budget.decision import decide, describe
 from patches.kv_budget.measurement import Hello
 from patches.kv_budget.shares import share_of
@@ -140,6 +142,16 @@ def test_words_of_another_release_are_refused_to_all() -> None:
     (message,) = errors(outcomes)
     assert "can't read what a rank said (hello)" in message
     assert "one release of vllm-splint on all nodes" in message
+
+
+@pytest.mark.parametrize("word", ["", "null", "[]", "5", '"hello"', "{}", '{"dp_rank": 1}'])
+def test_a_word_that_is_no_record_is_refused_by_dp0(word: str) -> None:
+    server = store()
+    peer = Channel(server.clone(), 1, 2)
+    peer.say("hello", word)
+    peer.heard("hello")
+    with pytest.raises(BudgetError, match=r"DP0 can't read what a rank said \(hello\).*Use one image"):
+        Agreement(Channel(server, 0, 2), policy="align", ep_size=2, timeout_s=10).hello(hello(0))
 
 
 def test_workers_that_do_not_pair_up_are_refused() -> None:

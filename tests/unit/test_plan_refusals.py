@@ -85,6 +85,36 @@ def test_so_is_one_of_another_architecture(model: str, change: dict[str, Any]) -
         architectures.shape({**CONFIGS[model], **change})
 
 
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("qwen2.5-7b", "num_key_value_heads"),
+        ("qwen3-32b", "head_dim"),
+        ("mixtral-8x7b", "num_key_value_heads"),
+        ("qwen2-57b-a14b", "shared_expert_intermediate_size"),
+        ("qwen3-235b-a22b", "num_key_value_heads"),
+        ("deepseek-v3", "q_lora_rank"),
+        ("deepseek-v3", "n_shared_experts"),
+        ("deepseek-v3", "first_k_dense_replace"),
+        ("deepseek-v3.2", "index_topk"),
+    ],
+)
+def test_a_field_for_which_transformers_has_a_number_of_its_own_must_be_there(model: str, field: str) -> None:
+    config = dict(CONFIGS[model])
+    del config[field]
+    with pytest.raises(PlanError, match=f"without '{field}'"):
+        architectures.shape(config)
+
+
+def test_so_must_a_sliding_window_that_transformers_would_fill_in() -> None:
+    mistral = {**CONFIGS["llama-3.1-70b"], "architectures": ["MistralForCausalLM"]}
+    assert architectures.shape({**mistral, "sliding_window": None}).layers == 80
+    qwen = {name: value for name, value in CONFIGS["qwen3-32b"].items() if name != "sliding_window"}
+    for config in (mistral, {**qwen, "use_sliding_window": True}):
+        with pytest.raises(PlanError, match="without 'sliding_window'"):
+            architectures.shape(config)
+
+
 def test_more_experts_a_token_than_there_are_are_refused() -> None:
     with pytest.raises(PlanError, match="9 experts a token of 8"):
         architectures.shape({**CONFIGS["mixtral-8x7b"], "num_experts_per_tok": 9})
@@ -166,6 +196,12 @@ def test_e5m2_keys_of_an_fp8_checkpoint_are_refused_even_where_weights_are_measu
 def test_a_block_size_that_no_backend_takes_is_refused(size: int) -> None:
     with pytest.raises(PlanError, match=f"--block-size {size}"):
         Deployment(80 * GIB, block_size=size)
+
+
+def test_fewer_tokens_a_step_than_sequences_are_refused() -> None:
+    Deployment(80 * GIB, sequences=256, batched_tokens=256)
+    with pytest.raises(PlanError, match="--max-num-batched-tokens 255 with --max-num-seqs 256"):
+        Deployment(80 * GIB, sequences=256, batched_tokens=255)
 
 
 def test_more_data_parallel_ranks_than_vllm_can_number_are_refused() -> None:

@@ -86,6 +86,13 @@ def test_what_is_not_modelled_is_refused_by_name(change: dict[str, Any], named: 
         architectures.shape({**CONFIGS["qwen3-235b-a22b"], **change})
 
 
+@pytest.mark.parametrize("named", ["float32", "torch.float32", "float"])
+def test_auto_serves_a_float32_checkpoint_in_16_bits_as_vllm_does(named: str) -> None:
+    config = {**CONFIGS["llama-3.2-1b"], "torch_dtype": named}
+    assert architectures.shape(config).dtype == "bfloat16"
+    assert architectures.shape({**config, "torch_dtype": "float16"}).dtype == "float16"
+
+
 def test_a_harmless_sliding_window_of_a_model_that_does_not_use_it_is_no_reason_to_refuse() -> None:
     config = {**CONFIGS["qwen3-32b"], "sliding_window": 4096, "use_sliding_window": False}
     assert architectures.shape(config).layers == 64
