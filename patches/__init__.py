@@ -42,6 +42,7 @@ PATCH_IDS = (
     "lmcache_identity",
     "lmcache_admission",
     "lmcache_admission_in_process",
+    "lmcache_exact_transfer",
     "profiling_neighbour",
     "kv_override_check",
 )

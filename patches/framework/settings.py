@@ -112,6 +112,13 @@ SETTINGS = (
         choices=("refuse", "leave_out"),
     ),
     Setting(
+        "SPLINT_LMCACHE_FSYNC",
+        "off",
+        "on: a store of the LMCache server into a folder is done when its files are on the disk; off: when the system"
+        " has them. A file that a crash has torn is a miss either way.",
+        choices=("off", "on"),
+    ),
+    Setting(
         "SPLINT_KV_BUDGET",
         "align",
         "KV budget of the DP ranks of a MoE group: align gives all of them what the smallest can hold, strict refuses a"

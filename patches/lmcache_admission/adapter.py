@@ -12,6 +12,7 @@ import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from patches.lmcache_admission.batches import Batch, Task, split
 from patches.lmcache_admission.checking import GONE, KEPT, NOT_LOADED, refused
 from patches.lmcache_admission.delegating import Delegating
 from patches.lmcache_admission.room import Sealed, has_room
-from patches.lmcache_admission.scratch import remove
+from patches.lmcache_admission.scratch import flush, remove
 
-__all__ = ["SealedL2Adapter"]
+__all__ = ["Folder", "SealedL2Adapter"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,28 +36,37 @@ CHECKERS = min(4, os.cpu_count() or 1)
 """Threads that make sums; each makes about 12 GB/s where nothing else wants the core."""
 
 
+@dataclass(frozen=True)
+class Folder:
+    """A tier that is a folder.
+
+    Attributes:
+        file_of: From a key to its file.
+        aligned: Whether it needs whole slots (``O_DIRECT``).
+        scratch: Folder of its temporary files, removed with it.
+        flushes: Whether files are on the disk before their store is done.
+    """
+
+    file_of: Callable[[Any], Path]
+    aligned: bool
+    scratch: Path
+    flushes: bool
+
+
 class SealedL2Adapter(Delegating):
     """Stores and loads through ``inner``; what comes back without its seal is not loaded, and is deleted.
 
     Args:
         inner: LMCache's adapter of the tier.
         tier: Its name in LMCache's configuration, for counters.
-        path_of: From a key to its file, for tiers that are folders.
-        aligned: Whether the tier needs whole slots (``O_DIRECT``).
-        scratch: Folder of its temporary files, removed with it.
+        folder: What there is to know of a tier that is a folder.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        tier: str,
-        *,
-        path_of: Callable[[Any], Path] | None = None,
-        aligned: bool = False,
-        scratch: Path | None = None,
-    ) -> None:
+    def __init__(self, inner: Any, tier: str, folder: Folder | None = None) -> None:
         super().__init__(inner)
-        self._tier, self._path_of, self._aligned, self._scratch = tier, path_of, aligned, scratch
+        self._tier, self._folder = tier, folder
+        self._file_of = folder.file_of if folder else None
+        self._aligned = folder is not None and folder.aligned
         self._store_done, self._load_done = create_event_notifier(), create_event_notifier()
         self._lock = threading.Lock()
         self._number = 0
@@ -136,7 +146,7 @@ class SealedL2Adapter(Delegating):
     def _batch_loaded(self, batch: Batch, loaded: Any) -> None:
         """Check a batch, in a thread of its own: the sums are made without the interpreter's lock."""
         try:
-            bad = dict(refused(batch, loaded, self._path_of))
+            bad = dict(refused(batch, loaded, self._file_of))
         except Exception:
             logger.exception("What the %s tier has loaded could not be checked, and is not used", self._tier)
             bad = dict.fromkeys(range(len(batch.keys)), NOT_LOADED)
@@ -188,7 +198,18 @@ class SealedL2Adapter(Delegating):
         for number, result in self.inner_adapter.pop_completed_store_tasks().items():
             with self._lock:
                 batch = self._stores.pop(number)
-            self._batch_stored(batch, result)
+            if self._folder and self._folder.flushes and result.is_successful():
+                self._checkers.submit(self._flush_batch, batch, result)
+            else:
+                self._batch_stored(batch, result)
+
+    def _flush_batch(self, batch: Batch, result: Any) -> None:
+        try:
+            flush([self._file_of(key) for key in batch.keys] if self._file_of else [])
+        except OSError:
+            logger.exception("A store into the %s tier is not on the disk", self._tier)
+            result = L2StoreResult(False, 0)
+        self._batch_stored(batch, result)
 
     def _drain_loads(self) -> None:
         with self._lock:
@@ -207,7 +228,7 @@ class SealedL2Adapter(Delegating):
         self._poller.join()
         self._checkers.shutdown(wait=True)
         self.inner_adapter.close()
-        if self._scratch is not None:
-            remove(self._scratch)
+        if self._folder is not None:
+            remove(self._folder.scratch)
         self._store_done.close()
         self._load_done.close()

@@ -6,9 +6,10 @@ import os
 import shutil
 import socket
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["make", "remove"]
+__all__ = ["flush", "make", "remove"]
 
 _PARENT = ".splint"
 
@@ -40,6 +41,23 @@ def make(base: Path, below: str = "") -> str:
 def remove(folder: Path) -> None:
     """Remove the folder and what a write that failed has left in it."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def flush(files: Sequence[Path]) -> None:
+    """Have files, and their names, on the disk when this returns.
+
+    Raises:
+        OSError: the disk says that they are not. A file that is gone again is none of its troubles.
+    """
+    for path in [*files, *{file.parent for file in files}]:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _alive(pid: str) -> bool:

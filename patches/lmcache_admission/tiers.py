@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patches.framework import settings
 from patches.lmcache_admission import scratch
-from patches.lmcache_admission.adapter import SealedL2Adapter
+from patches.lmcache_admission.adapter import Folder, SealedL2Adapter
 from patches.lmcache_admission.seal import check_speed
 from patches.lmcache_admission.unprotected import require_acceptance
 
@@ -42,14 +43,14 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
         return inner
     if tier not in FOLDERS:
         return SealedL2Adapter(inner, tier)
-    folder = Path(config.base_path)
-    return SealedL2Adapter(
-        inner,
-        tier,
-        path_of=_file_of(folder),
+    base = Path(config.base_path)
+    folder = Folder(
+        file_of=_file_of(base),
         aligned=config.use_odirect,
-        scratch=folder / config.relative_tmp_dir,
+        scratch=base / config.relative_tmp_dir,
+        flushes=settings.get("SPLINT_LMCACHE_FSYNC") == "on",
     )
+    return SealedL2Adapter(inner, tier, folder)
 
 
 def make_resp(config: Any) -> Any:

@@ -170,7 +170,7 @@ def test_of_a_thousand_damaged_objects_none_is_admitted(urls: dict[str, str], ti
     with opened(urls[tier]) as (engine, connector), OPEN:
         written = [engine.random(number) for number in range(len(keys))]
         read, write, listed = (raw_files if tier == "fs" else raw_redis)(urls[tier])
-        for _ in range(7):
+        for _ in range(20):
             for key, found in zip(keys, written, strict=True):
                 put(engine, connector, key, found)
             stored = listed()

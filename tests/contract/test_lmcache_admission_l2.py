@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from support.lmcache_tiers import (
 
 from patches.framework import tallies
 from patches.framework.errors import EnvironmentRefusedError
-from patches.lmcache_admission import PATCH
+from patches.lmcache_admission import PATCH, seal
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lmcache")
@@ -37,7 +38,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 FOLDERS = ("fs", "fs_native")
-GENERATED = 10_000
+GENERATED = {"fs": 2000, "fs_native": 5000}
+"""Besides them a thousand each of Redis, the local disk, fs://, redis:// and resp://, in the other modules."""
 
 
 @pytest.fixture
@@ -132,7 +134,7 @@ def test_exchanged_files_are_misses_and_the_next_store_heals_them(memory: Memory
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_of_ten_thousand_damaged_files_none_is_admitted(memory: Memory, kind: str, tmp_path: Path) -> None:
+def test_of_thousands_of_damaged_files_none_is_admitted(memory: Memory, kind: str, tmp_path: Path) -> None:
     chance = random.Random(20261130)
     count = 250
     desc = layout(["uint8"], [2, 2, 8, 32])
@@ -143,7 +145,7 @@ def test_of_ten_thousand_damaged_files_none_is_admitted(memory: Memory, kind: st
         names = files(tmp_path)
         good = [name.read_bytes() for name in names]
         made = 0
-        while made < GENERATED // len(FOLDERS):
+        while made < GENERATED[kind]:
             for place, name in enumerate(names):
                 bad = damaged(good[place], good[place - 1], chance)
                 name.write_bytes(bad)
@@ -154,6 +156,20 @@ def test_of_ten_thousand_damaged_files_none_is_admitted(memory: Memory, kind: st
         for name, content in zip(names, good, strict=True):
             name.write_bytes(content)
         assert len(load(tier, keys, read)) == count
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_objects_of_another_release_are_misses_and_stay(
+    memory: Memory, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = misses("other_version", kind)
+    with make_tier(kind, tmp_path) as tier:
+        with monkeypatch.context() as later:
+            later.setattr(seal, "VERSION", seal.VERSION + 1)
+            assert store(tier, [key(1)], memory.random(layout(), 1))
+        assert load(tier, [key(1)], memory.allocate(layout(), 1)) == []
+    assert misses("other_version", kind) == before + 1
+    assert len(files(tmp_path)) == 1
 
 
 def test_objects_without_room_are_neither_stored_nor_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -207,6 +223,24 @@ def test_temporary_names_of_one_key_differ(tmp_path: Path) -> None:
         pairs = [tier.inner_adapter._key_to_file_and_tmp_path(key(1)) for _ in range(3)]
     assert len({file for file, _ in pairs}) == 1
     assert len({temporary for _, temporary in pairs}) == 3
+
+
+@pytest.mark.parametrize("setting", ["on", "off"])
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_files_are_on_the_disk_when_the_operator_wants_them_to_be(
+    memory: Memory, kind: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def noted(descriptor: int) -> None:
+        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setenv("SPLINT_LMCACHE_FSYNC", setting)
+    monkeypatch.setattr(os, "fsync", noted)
+    with make_tier(kind, tmp_path) as tier:
+        assert store(tier, [key(1), key(2)], memory.random(layout(), 2))
+    names = {tmp_path.name, *(file.name for file in files(tmp_path))}
+    assert set(seen) == (names if setting == "on" else set())
 
 
 @pytest.fixture
