@@ -111,7 +111,7 @@ class Agreement:
         self.channel.say(topic, word)
         if self.channel.rank == REDUCER:
             self.channel.say(f"{topic}/all", self._reduced(topic, reduce, timeout_s, hint))
-        answer = json.loads(self._answer(topic, timeout_s + ANSWER_GRACE_S))
+        answer = json.loads(self._answer(topic, timeout_s))
         if "refused" in answer:
             self.channel.heard(topic)
             raise BudgetError(*answer["refused"])
@@ -132,11 +132,20 @@ class Agreement:
             return json.dumps({"refused": [found, "one release of vllm-splint on all nodes", "Use one image."]})
 
     def _answer(self, topic: str, timeout_s: float) -> str:
+        """What DP0 published. Its time runs from its own word on: a rank that waits longer must not give up first."""
         try:
-            return self.channel.hear(f"{topic}/all", REDUCER, timeout_s)
+            self.channel.hear(topic, REDUCER, timeout_s)
         except SilentRanksError:
             raise BudgetError(
-                f"KV budget: DP{REDUCER} published nothing on {topic!r} within {timeout_s:g} s",
+                f"KV budget: DP{REDUCER} did not report within {timeout_s:g} s ({topic}, missing ranks [{REDUCER}])",
+                f"all {self.channel.size} DP ranks",
+                "See its log.",
+            ) from None
+        try:
+            return self.channel.hear(f"{topic}/all", REDUCER, timeout_s + ANSWER_GRACE_S)
+        except SilentRanksError:
+            raise BudgetError(
+                f"KV budget: DP{REDUCER} published nothing on {topic!r} within {timeout_s + ANSWER_GRACE_S:g} s",
                 "its decision",
                 "See the log of that rank.",
             ) from None

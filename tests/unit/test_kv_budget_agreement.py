@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello,
 
 from patches.framework import settings
 from patches.framework.errors import BudgetError, SettingError
+from patches.kv_budget import agreement
 from patches.kv_budget.agreement import Agreement
 from patches.kv_budget.channel import Channel
 from patches.kv_budget.decision import decide, describe
@@ -94,6 +96,34 @@ def test_a_rank_that_never_reports_is_named_to_all_others() -> None:
     assert seconds < 5
     for rank in (0, 1, 3):
         assert "DP2 did not report within 1 s (hello, missing ranks [2])" in str(outcomes[rank].error)
+
+
+def test_so_it_is_where_dp0_itself_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DP1 waits since before DP0 began to: it must neither give up first nor blame DP0."""
+    monkeypatch.setattr(agreement, "ANSWER_GRACE_S", 0.5)
+
+    def late(rank: int) -> Hello:
+        time.sleep(0 if rank else 1.5)
+        return hello(rank)
+
+    outcomes, _ = simulate(
+        [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(3)], silent=[2], timeout_s=2.0, greet=late
+    )
+    for outcome in outcomes[:2]:
+        assert "DP2 did not report within 2 s (hello, missing ranks [2])" in str(outcome.error)
+
+
+def test_a_rank_that_takes_no_part_is_missed_before_the_long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded yet, so a minute is long enough, whatever measuring may take."""
+    assert agreement.HELLO_TIMEOUT_S == 60
+    monkeypatch.setattr(agreement, "HELLO_TIMEOUT_S", 0.5)
+    outcomes, _ = simulate([measurement(rank, [BYTES_PER_BLOCK]) for rank in range(2)], silent=[1], timeout_s=1800)
+    assert "DP1 did not report within 0.5 s (hello, missing ranks [1])" in str(outcomes[0].error)
+
+
+def test_dp0_that_never_reports_is_named_too() -> None:
+    outcomes, _ = simulate([measurement(rank, [BYTES_PER_BLOCK]) for rank in range(2)], silent=[0], timeout_s=1.0)
+    assert "DP0 did not report within 1 s (hello, missing ranks [0])" in str(outcomes[1].error)
 
 
 @pytest.mark.parametrize(
