@@ -82,3 +82,16 @@ def test_the_check_reads_the_counters_of_the_run_directory(tmp_path: Path) -> No
 
     rundir.prepare(tmp_path)
     assert run(Context(PLAN, None, tmp_path)) == {"calls": {}, "not_exercised": {}}  # type: ignore[arg-type]
+
+
+def test_a_process_that_is_still_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support.fake_engine import PLAN
+
+    from entrypoint.smoke.check import Context
+    from entrypoint.smoke.checks import exercised
+
+    readings = iter([[process(Role.WORKER, step=0)], [process(Role.WORKER, step=1)]])
+    monkeypatch.setattr(exercised.patches, "catalogue", lambda: (RECORD,))
+    monkeypatch.setattr(exercised.roster, "load", lambda _run_dir: next(readings))
+    found = exercised.run(Context(PLAN, None, tmp_path))  # type: ignore[arg-type]
+    assert found["calls"] == {"mended": 1}

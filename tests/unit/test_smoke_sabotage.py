@@ -121,6 +121,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Sab
     """Run one check and no other against the sabotaged server."""
     monkeypatch.setattr("entrypoint.smoke.checks.kv_series.STORE_WAITS_S", (0.0, 0.01))
     monkeypatch.setattr("entrypoint.smoke.server.COUNTED_WITHIN_S", 0.1)
+    monkeypatch.setattr("entrypoint.smoke.checks.exercised.STARTED_WITHIN_S", 0.1)
     monkeypatch.setattr("patches.framework.roster.start_time", lambda _pid: 0)
 
     def alone(name: str, sabotage: Sabotage) -> CheckResult:
