@@ -91,7 +91,7 @@ def test_a_process_that_is_still_starting_is_waited_for(tmp_path: Path, monkeypa
     from entrypoint.smoke.checks import exercised
 
     readings = iter([[process(Role.WORKER, step=0)], [process(Role.WORKER, step=1)]])
-    monkeypatch.setattr(exercised.patches, "catalogue", lambda: (RECORD,))
-    monkeypatch.setattr(exercised.roster, "load", lambda _run_dir: next(readings))
+    monkeypatch.setattr("entrypoint.smoke.checks.exercised.patches.catalogue", lambda: (RECORD,))
+    monkeypatch.setattr("entrypoint.smoke.checks.exercised.roster.load", lambda _run_dir: next(readings))
     found = exercised.run(Context(PLAN, None, tmp_path))  # type: ignore[arg-type]
     assert found["calls"] == {"mended": 1}
