@@ -5,8 +5,10 @@ The KV dtype comes by SPLINT_KV_DTYPE, to a plain ``vllm serve``.
 
 from __future__ import annotations
 
+import json
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,11 +56,24 @@ def test_client_certificates_an_api_key_and_a_root_path(
 
     with running(server):
         print(f"open after {server.wait_for(ready):.1f} s")
-        report = ask("/splint/report").json()
+        key_header = {"Authorization": "Bearer of the operator"}
+        report = ask("/splint/report", **key_header).json()
+        check_shown(server, ask, report)
         assert report["kv_cache"] == {"dtype": "fp8_e5m2", "pinned": "fp8_e5m2"}
         verdict = report["verdict"]
         skipped = {check["id"]: check["reason"] for check in verdict["checks"] if check["status"] == "skipped"}
         assert verdict["status"] == "passed"
         assert "client certificates" in skipped["port"]
         assert ask("/v1/models").status_code == 401
-        assert ask("/v1/models", Authorization="Bearer of the operator").status_code == 200
+        assert ask("/v1/models", **key_header).status_code == 200
+
+
+def check_shown(server: Server, ask: Callable[..., Any], report: dict[str, Any]) -> None:
+    """Report and page: for those who have the key, without it, and without the paths of this machine."""
+    refused = ask("/splint/report")
+    assert (refused.status_code, set(refused.json())) == (401, {"phase", "seconds", "error"})
+    assert [ask(path).status_code for path in ("/livez", "/readyz", "/startupz", "/metrics", "/splint/")] == [200] * 5
+    shown = json.dumps(report) + ask("/splint/").text
+    model = next(word for word in server.command if word.startswith("/") and "tiny" in word)
+    for hidden in ("of the operator", model, str(server.log.parent), sys.prefix):
+        assert hidden not in shown, hidden
