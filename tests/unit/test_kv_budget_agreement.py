@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello,
 
 from patches.framework import settings
 from patches.framework.errors import BudgetError, SettingError
-from patches.kv_budget import agreement
+from patches.kv_budget import agreement, wrappers
 from patches.kv_budget.agreement import Agreement
 from patches.kv_budget.channel import Channel
 from patches.kv_budget.decision import decide, describe
@@ -216,6 +217,17 @@ def test_a_share_for_a_rank_that_is_not_there_is_refused(monkeypatch: pytest.Mon
     assert share_of(0, 3) == {}
     with pytest.raises(BudgetError, match=r"names DP rank 2; wanted ranks 0 to 1"):
         share_of(0, 2)
+
+
+def test_a_rank_that_refuses_its_share_tells_the_others_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    member = SimpleNamespace(join=lambda: None, watch=SimpleNamespace(failed=told.append))
+    monkeypatch.setattr(wrappers, "Member", lambda *_: member)
+    monkeypatch.setenv("SPLINT_KV_BUDGET_RANKS", "2=0.5")
+    parallel = SimpleNamespace(data_parallel_rank=1, data_parallel_size=2)
+    with pytest.raises(BudgetError, match="names DP rank 2"):
+        wrappers._join(SimpleNamespace(dp_store=None), SimpleNamespace(parallel_config=parallel))
+    assert [text.split(";")[0] for text in told] == ["SPLINT_KV_BUDGET_RANKS names DP rank 2"]
 
 
 @pytest.mark.parametrize(
