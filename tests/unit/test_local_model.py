@@ -12,16 +12,28 @@ import pytest
 from entrypoint.local import model
 from entrypoint.local.model import ARCHITECTURES, VOCABULARY, make_tiny_model
 
+MAKER = """
+import sys
+from pathlib import Path
+from entrypoint.local.model import make_tiny_model
+for folder, architecture in zip(sys.argv[1::2], sys.argv[2::2]): make_tiny_model(architecture, Path(folder))
+"""
+
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two architectures, made by two processes at once for each."""
-    folder = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "-m", "entrypoint.local.model", "--folder", str(folder)]
-    names = ["qwen3_moe", "qwen3_moe", "mixtral"]
-    makers = [subprocess.Popen([*command, name], stdout=subprocess.DEVNULL) for name in names]
-    assert [maker.wait(timeout=120) for maker in makers] == [0, 0, 0]
-    return folder
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two processes make the same model in the first folder at once; then each makes the other one in its own."""
+    folder, second = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("second")
+    both = [(folder, folder), (folder, second)]
+    command = [sys.executable, "-c", MAKER]
+    makers = [subprocess.Popen([*command, str(a), "qwen3_moe", str(b), "mixtral"]) for a, b in both]
+    assert [maker.wait(timeout=300) for maker in makers] == [0, 0]
+    return folder, second
+
+
+@pytest.fixture(scope="module")
+def models(folders: tuple[Path, Path]) -> Path:
+    return folders[0]
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
@@ -38,9 +50,9 @@ def test_two_that_make_the_same_model_at_once_leave_one_and_no_rest(models: Path
     assert sorted(path.name.rpartition("-")[0] for path in models.iterdir()) == ["tiny-mixtral", "tiny-qwen3_moe"]
 
 
-def test_the_same_recipe_gives_the_same_bytes(models: Path, tmp_path: Path) -> None:
-    again = make_tiny_model("mixtral", tmp_path) / "model.safetensors"
-    assert again.read_bytes() == (make_tiny_model("mixtral", models) / "model.safetensors").read_bytes()
+def test_the_same_recipe_gives_the_same_bytes(folders: tuple[Path, Path]) -> None:
+    first, second = (make_tiny_model("mixtral", folder) / "model.safetensors" for folder in folders)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_model_that_is_there_is_not_made_again(models: Path) -> None:

@@ -26,12 +26,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-@pytest.fixture(params=["wheel", "editable"])
-def installed(request: pytest.FixtureRequest, tmp_path: Path, wheel: Path) -> Path:
-    """The interpreter of a fresh environment that holds the project and nothing else."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    what = wheel if request.param == "wheel" else _editable_wheel(tmp_path)
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The interpreter of a fresh environment that holds the project and nothing else; the tests only read it."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    what = wheel if request.param == "wheel" else _editable_wheel(folder)
     subprocess.run([*PIP, "--python", str(python), "install", "--no-deps", "--no-index", str(what)], check=True)
     return python
 

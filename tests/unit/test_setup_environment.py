@@ -22,7 +22,8 @@ HASH = "sha256:" + "a" * 64
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,8})?", fullmatch=True)
 versions = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}(\+cpu)?", fullmatch=True)
-hashes = st.lists(st.from_regex(r"sha256:[0-9a-f]{64}", fullmatch=True), min_size=1, max_size=3).map(tuple)
+digests = st.binary(min_size=32, max_size=32).map(lambda digest: f"sha256:{digest.hex()}")
+hashes = st.lists(digests, min_size=1, max_size=3).map(tuple)
 pins = st.lists(st.builds(Pin, names, versions, hashes), unique_by=lambda pin: pin.name)
 
 
