@@ -1,9 +1,10 @@
 """What an LMCache server keeps in its second level comes back bit for bit, or is a miss."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.lmcache_admission.wrappers"
 _TIERS = "lmcache.v1.distributed.l2_adapters"
+_MOVED = frozenset({Feature.LMCACHE, Feature.PROBED})
 
 PATCH = Patch(
     id="lmcache_admission",
@@ -35,4 +36,5 @@ PATCH = Patch(
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache checks what it loads against a checksum and the layout it expects.",
     exercised_by="every object that the LMCache server allocates, stores in its second level or loads from it",
+    exercises=(Exercise(Role.LMCACHE_SERVER, ("L1MemoryManager.allocate",), _MOVED),),
 )
