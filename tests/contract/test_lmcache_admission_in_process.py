@@ -267,6 +267,25 @@ def test_cachegen_and_one_byte_kv_are_refused(dtype: str) -> None:
     assert CreateSerde("naive", metadata, None)
 
 
+def test_through_lmcache_s_own_backend_a_damaged_object_is_not_loaded_and_not_found_again(tmp_path: Path) -> None:
+    engine = Store(remote_url=f"fs://localhost:0/{tmp_path}")
+    backend = engine.remote()
+    try:
+        written = engine.random()
+        backend.submit_put_task(name(1), written).result(20)
+        assert backend.contains(name(1))
+        read = backend.get_blocking(name(1))
+        assert bytes(read.byte_array) == bytes(written.byte_array)
+        (file,) = tmp_path.glob("*.data")
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        assert backend.get_blocking(name(1)) is None
+        assert not backend.contains(name(1))
+        for found in (read, written):
+            found.ref_count_down()
+    finally:
+        engine.close()
+
+
 def test_temporary_names_of_fs_differ(urls: dict[str, str]) -> None:
     with opened(urls["fs"]) as (_, connector):
         pairs = [connector._connector._get_file_and_tmp_path(name(1)) for _ in range(3)]

@@ -64,6 +64,11 @@ class Store:
 
         return CreateConnector(url, self.loop, self.memory, self.config, self.metadata)
 
+    def remote(self) -> Any:
+        from lmcache.v1.storage_backend.remote_backend import RemoteBackend
+
+        return RemoteBackend(self.config, self.metadata, self.loop, self.memory, dst_device="cpu")
+
     def disk(self) -> Any:
         from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
