@@ -140,16 +140,11 @@ def start() -> None:
 
     serving = supervision.is_serving_command(sys.orig_argv)
     program, words = supervision.vllm_program(sys.orig_argv)
-    if program or _is_cache_server(sys.orig_argv):
+    if program or supervision.is_cache_server(sys.orig_argv):
         _check_command(program, words, serving=serving)
     if serving:
         supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())
-
-
-def _is_cache_server(argv: list[str]) -> bool:
-    """Whether this is ``lmcache server``."""
-    return "server" in argv and any("lmcache" in word for word in argv)
 
 
 def _check_command(program: str, words: list[str], *, serving: bool) -> None:

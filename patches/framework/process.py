@@ -7,15 +7,23 @@ import os
 import platform
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import patches
+from patches import supervision
 from patches.framework import aliases, kv_dtype, log, reach, roster, rundir, settings, tallies, timing
 from patches.framework.application import Application
-from patches.framework.errors import AlreadyReplacedError, BootstrapError, EnvironmentRefusedError, RefusedError
+from patches.framework.errors import (
+    EXIT_REFUSED,
+    AlreadyReplacedError,
+    BootstrapError,
+    EnvironmentRefusedError,
+    RefusedError,
+)
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
 from patches.framework.records import Role
 from patches.framework.selection import check_settings
@@ -35,6 +43,8 @@ class Process:
         self.identity: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
         self.verified = False
+        # An LMCache server that has not begun to serve: no parent stands above it to give its end a code.
+        self.alone = supervision.is_cache_server(sys.orig_argv)
         self.rebound: list[str] = []
         self._lock = threading.RLock()
         self.application = Application(patches.catalogue(), refuse=self.enforcing, on_change=self.attest)
@@ -133,6 +143,19 @@ class Process:
         self.verified = True
         self.attest()
 
+    def verify_cache_server(self) -> None:
+        """Prove that an LMCache server, which has no plugin, carries its patches, before it takes a connection.
+
+        Raises:
+            RefusedError: in enforce mode, where a patch is missing, displaced or refused.
+        """
+        try:
+            if self.application.refusal is not None:
+                raise self.application.refusal
+            self._check_places()
+        except RefusedError as error:
+            self.refuse(error)
+
     def check_environment(self) -> None:
         """Look for switches that take work out of the patches' reach.
 
@@ -163,11 +186,18 @@ class Process:
             )
 
     def refuse(self, error: RefusedError) -> None:
-        """Leave word for the supervisor and raise; in report mode say it on stderr and go on."""
-        if not self.enforcing:
+        """Leave word for the supervisor and raise; in report mode say it on stderr and go on.
+
+        ``lmcache server`` has no supervisor: until it serves it ends here, because LMCache's web framework would end
+        it with a code of its own.
+        """
+        if not self.enforcing or self.alone:
             log.tell("refused", f"{error}", mode=self.mode)
+        if not self.enforcing:
             return
         leave_word(error, self.identity)
+        if self.alone:
+            os._exit(EXIT_REFUSED)
         raise error
 
     def forked(self) -> None:

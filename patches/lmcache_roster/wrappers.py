@@ -13,12 +13,16 @@ __all__ = ["run_cache_server"]
 
 
 def run_cache_server(seam: Seam) -> Callable[..., Any]:
-    """Note the role, then serve."""
+    """Note the role, prove the patches, then serve."""
 
     @wraps(seam.original)
     def start(*args: Any, **kwargs: Any) -> Any:
         seam.count()
-        process.start().take_role(Role.LMCACHE_SERVER)
-        return seam.original(*args, **kwargs)
+        current = process.start()
+        current.take_role(Role.LMCACHE_SERVER)
+        current.verify_cache_server()
+        started = seam.original(*args, **kwargs)
+        current.alone = False
+        return started
 
     return start

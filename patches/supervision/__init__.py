@@ -10,7 +10,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["DRAIN_S", "SUPERVISOR_PID", "is_serving_command", "is_supervised", "supervise", "vllm_program"]
+__all__ = [
+    "DRAIN_S",
+    "SUPERVISOR_PID",
+    "is_cache_server",
+    "is_serving_command",
+    "is_supervised",
+    "supervise",
+    "vllm_program",
+]
 
 SUPERVISOR_PID = "SPLINT_SUPERVISOR_PID"
 # Seconds that requests in flight get by default; with the engines' own end below the 30 s that Kubernetes grants.
@@ -24,6 +32,11 @@ def is_serving_command(argv: Sequence[str]) -> bool:
     from patches.supervision.command import is_serving
 
     return is_serving(argv)
+
+
+def is_cache_server(argv: Sequence[str]) -> bool:
+    """Whether ``argv`` (``sys.orig_argv``) starts ``lmcache server``."""
+    return "server" in argv and any("lmcache" in word for word in argv)
 
 
 def vllm_program(argv: Sequence[str]) -> tuple[str, list[str]]:

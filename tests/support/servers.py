@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -98,6 +100,13 @@ class Server:
             return httpx.get(self.base_url + path, timeout=10, **options)
         except httpx.TransportError:
             return None
+
+    def count(self, metric: str) -> float:
+        """A metric's sum over its labels."""
+        answer = self.get("/metrics")
+        if answer is None:
+            raise RuntimeError(f"no answer from {self.base_url}")
+        return sum(map(float, re.findall(rf"^{re.escape(metric)}(?:\{{.*\}})? (\S+)$", answer.text, re.MULTILINE)))
 
     def wait_ready(self, path: str = "/health", timeout_s: float = READY_S) -> float:
         """Wait for 200 on ``path``; returns the seconds it took.
@@ -216,9 +225,8 @@ def lmcache_server(log: Path, **options: Any) -> Iterator[LMCacheServer]:
             server.kill()
 
 
-def connector_config(port: int) -> str:
-    """vLLM's ``--kv-transfer-config`` for the LMCache server on ``port``."""
-    return (
-        '{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both","kv_connector_extra_config":'
-        f'{{"lmcache.mp.host":"127.0.0.1","lmcache.mp.port":{port}}}}}'
-    )
+def connector_config(port: int, extra: Mapping[str, Any] | None = None) -> str:
+    """vLLM's ``--kv-transfer-config`` for the LMCache server on ``port``, with more of the connector's own settings."""
+    settings = {"lmcache.mp.host": "127.0.0.1", "lmcache.mp.port": port, **(extra or {})}
+    whole = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+    return json.dumps(whole)
