@@ -180,8 +180,8 @@ def refuse(error: RosterError) -> None:
 
 
 def attest(run_dir: Path, role: str, rank: int | None, **changes: Any) -> None:
-    own = {"pid": os.getpid(), "start_time": roster.start_time(os.getpid()), "seams": [], "dp_rank": 1, "rank": rank}
-    found = entry({"role": role, **own}, **changes)
+    member: dict[str, Any] = {"role": role, "dp_rank": 1, "rank": rank}
+    found = entry(member, start_time=roster.start_time(os.getpid()), seams=[]) | changes
     rundir.write_json(run_dir / rundir.ROSTER / f"{role}{rank}.json", {**found, "pid": os.getpid()})
 
 
