@@ -15,13 +15,17 @@ WORKDIR /src
 ENV PYTHONPATH=/src/tools PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_BREAK_SYSTEM_PACKAGES=1
 COPY requirements requirements
 COPY tools/envsetup/__init__.py tools/envsetup/lockfile.py tools/envsetup/venv.py tools/envsetup/
-COPY tools/containers/__init__.py tools/containers/alias.py tools/containers/held.py tools/containers/pins.py tools/containers/
+COPY tools/containers/*.py tools/containers/
 RUN mkdir /pins \
  && python3 -m containers.pins cpu dev --only uv hatchling packaging pathspec pluggy trove-classifiers >/pins/tools.txt \
  && python3 -m containers.pins cpu --except lmcache >/pins/stock.txt \
  && python3 -m containers.pins cpu --only lmcache >/pins/lmcache.txt \
  && python3 -m pip install --no-deps --require-hashes -r /pins/tools.txt \
  && mkdir /uv && cp "$(command -v uv)" /uv/
+
+# Makes the bills of materials; its own Python, so that it does not matter which one an image has.
+FROM tools AS bom
+RUN /uv/uv pip install --system --break-system-packages --no-deps --require-hashes --no-cache -r requirements/sbom.lock
 
 FROM tools AS wheel
 COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
@@ -41,6 +45,8 @@ RUN --mount=type=bind,from=tools,source=/uv,target=/uv --mount=type=bind,from=to
  && /uv/uv pip install --system --break-system-packages --no-deps --require-hashes --no-cache --compile-bytecode \
       --find-links /wheels "${backend[@]}" -r /pins/stock.txt
 RUN --mount=type=bind,from=tools,source=/src/tools,target=/tools PYTHONPATH=/tools python3 -m containers.alias
+# There is no C++ compiler in it, which torch needs on a CPU for functions that vLLM compiles even with --enforce-eager.
+ENV TORCH_COMPILE_DISABLE=1
 WORKDIR /vllm-workspace
 EXPOSE 8000
 ENTRYPOINT ["vllm", "serve"]
@@ -62,15 +68,24 @@ ARG LMCACHE=0.5.6
 ARG MAY_MOVE="numpy opentelemetry-* prometheus-client protobuf googleapis-common-protos grpcio* setuptools"
 # No cache is kept (PIP_NO_CACHE_DIR); the shell is bash.
 # hadolint ignore=DL3042,SC3054
-RUN --mount=type=bind,from=tools,source=/src/tools,target=/tools --mount=type=bind,from=wheel,source=/dist,target=/dist \
+RUN --mount=type=bind,from=tools,source=/src/tools,target=/tools \
     export PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_BREAK_SYSTEM_PACKAGES=1 \
  && set -f && PYTHONPATH=/tools python3 -m containers.held ${MAY_MOVE} >/tmp/held.txt && set +f \
  && mapfile -t stock < <(grep -E '^(torch|vllm)==' /tmp/held.txt) \
- && python3 -m pip install --constraint /tmp/held.txt "${stock[@]}" "lmcache==${LMCACHE}" /dist/*.whl \
+ && python3 -m pip install --constraint /tmp/held.txt "${stock[@]}" "lmcache==${LMCACHE}"
+# hadolint ignore=DL3042
+RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
+    export PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_BREAK_SYSTEM_PACKAGES=1 \
+ && python3 -m pip install --constraint /tmp/held.txt /dist/*.whl \
  && splint image verify --before /tmp/held.txt \
  && rm /tmp/held.txt
 
+FROM bom AS cpu-bom
+RUN --mount=type=bind,from=cpu-installed,target=/image \
+    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/paths.py
+
 FROM cpu-installed AS cpu
+COPY --from=cpu-bom /sbom.cdx.json /usr/share/vllm-splint/sbom.cdx.json
 # As root these are what Docker sets anyway; any other user of group 0 finds its caches in the same place.
 ENV HOME=/root LOGNAME=root
 RUN mkdir -p /root/.cache/huggingface /root/.cache/vllm /root/.config/vllm /root/.triton \
@@ -88,7 +103,12 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60m --retries=3 CMD ["spl
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["splint", "serve"]
 
+FROM bom AS gpu-bom
+RUN --mount=type=bind,from=gpu-installed,target=/image \
+    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/paths.py
+
 FROM gpu-installed AS gpu
+COPY --from=gpu-bom /sbom.cdx.json /usr/share/vllm-splint/sbom.cdx.json
 ENV HOME=/root LOGNAME=root
 RUN mkdir -p /root/.cache/huggingface /root/.cache/vllm /root/.config/vllm /root/.triton \
  && find /root /vllm-workspace -xdev -type d -exec chmod g=u,o+rx {} +

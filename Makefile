@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := env
 .NOTPARALLEL:
-.PHONY: env dev serve test test-full lint types unit contract e2e lock tables review clean help
+.PHONY: env dev serve test test-full lint types unit contract e2e container image lock tables review clean help
 
 MODEL ?=
 PORT ?= 8000
@@ -19,6 +19,11 @@ RUN := PYTHONSAFEPATH=1
 RESULTS := .cache/results
 PYTEST := $(RUN) $(BIN)/pytest
 QUICK := -m 'not full'
+# A private Docker engine: it needs root and Debian. `make test CONTAINERS=yes` takes its tests in.
+CONTAINERS ?= no
+ENGINE := tools/containers/engine.sh
+# The first container test builds the images.
+PATIENT := -o timeout=1500
 
 env:  ## make .venv from the locks (minutes the first time, resumes after an interruption)
 	@$(SETUP)
@@ -29,15 +34,16 @@ dev:  ## the same with the project installed editable: edits take effect at once
 serve: env  ## start LMCache and the patched vLLM, say when they are ready [MODEL= PORT= ARGS=]
 	@$(RUN) $(BIN)/python -m entrypoint.local --port '$(PORT)' $(if $(MODEL),--model '$(MODEL)') -- $(ARGS)
 
-test: lint types unit contract e2e  ## lint, types, unit, contract and end-to-end tests
+test: lint types unit contract e2e $(if $(filter-out no,$(CONTAINERS)),container)  ## lint, types, unit, contract, end-to-end and with CONTAINERS=yes container tests
 	@PYTHONPATH=tools $(BIN)/python -m envsetup.totals $(RESULTS)
 
 test-full: lint types  ## everything, including what takes longer than `make test` may
-	@$(PYTEST) tests --run-full --junitxml=$(RESULTS)/full.xml
+	@$(ENGINE) env $(PYTEST) $(PATIENT) tests --run-full --junitxml=$(RESULTS)/full.xml
 
 lint: env
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/hadolint Dockerfile
 	@PYTHONPATH=tools $(BIN)/python -m envsetup.tables --check
 
 types: env
@@ -52,6 +58,12 @@ contract: env
 
 e2e: env
 	@$(PYTEST) $(QUICK) tests/e2e --junitxml=$(RESULTS)/e2e.xml
+
+container: env  ## build the images on a private Docker engine and test them, compose.yaml included
+	@$(ENGINE) env $(PYTEST) $(QUICK) $(PATIENT) tests/container --junitxml=$(RESULTS)/container.xml
+
+image:  ## build the image for GPUs on the stock image, with this machine's Docker
+	docker build --tag vllm-splint:latest .
 
 tables: env  ## write the README's generated tables again
 	@PYTHONPATH=tools:. $(BIN)/python -m envsetup.tables

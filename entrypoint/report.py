@@ -95,12 +95,6 @@ def _kv_cache(found: dict[str, Any]) -> str:
     return f"KV cache {found['dtype']}" + (f" (SPLINT_KV_DTYPE={found['pinned']})" if found.get("pinned") else "")
 
 
-def _reasons(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Why a server that is open should get no requests."""
-    for reason in report.get("reasons") or []:
-        yield Text(f"not ready: {reason}", "red")
-
-
 def _patches(report: dict[str, Any]) -> Iterator[RenderableType]:
     rows = report.get("patches") or []
     if not rows:
@@ -194,7 +188,6 @@ def render(report: dict[str, Any]) -> RenderableType:
     """The report as tables; parts that it does not have are left out."""
     parts = [
         _head(report),
-        *_reasons(report),
         *_kv_profiles(report),
         *_patches(report),
         *_processes(report),

@@ -65,7 +65,7 @@ def _check_start() -> None:
 def _line(row: PatchRow) -> str:
     names = row.patch.reviewed_names(release_of(row.patch.library))
     said = f"{len(set(names))} functions as reviewed" if row.state.startswith("ready") else row.reason
-    return f"  {row.patch.id:<30}{row.state:<17}{said}"
+    return f"  {row.patch.id:<26}{row.state:<17}{said}"
 
 
 def _check_fit(rows: list[PatchRow]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable
 from types import ModuleType
@@ -40,8 +39,7 @@ def rebind(replacements: Iterable[Replacement]) -> list[str]:
 
 
 def _set(names: dict[str, object], module: ModuleType, name: str, found: Replacement) -> None:
-    with contextlib.suppress(AttributeError, TypeError):  # a module may forbid it; what counts is the name's value
-        setattr(module, name, found.replacement)
+    setattr(module, name, found.replacement)
     if names.get(name) is not found.replacement:
         raise StaleAliasError(
             f"{module.__name__}.{name} still holds the unpatched {found.target.name}",

@@ -14,7 +14,6 @@ SplintError
     ├── StaleAliasError     a name elsewhere still holds the unpatched object
     ├── BudgetError         the ranks can't have one KV budget
     ├── ProfileError        the engine's KV cache can't be described, or not alike in all its processes
-    ├── RosterError         a process of an engine has not attested the same patches
     ├── BootstrapError      the start-up hooks did not run in this process
     └── EnvironmentRefusedError  a switch that takes work out of the patches' reach is on
 """
@@ -33,7 +32,6 @@ __all__ = [
     "ProbeError",
     "ProfileError",
     "RefusedError",
-    "RosterError",
     "RunDirectoryError",
     "SettingError",
     "SplintError",
@@ -109,10 +107,6 @@ class BudgetError(RefusedError):
 
 class ProfileError(RefusedError):
     """The engine's KV cache can't be described, or its processes describe it differently."""
-
-
-class RosterError(RefusedError):
-    """A process of an engine has not attested, is gone, or carries other patches than the rest."""
 
 
 class BootstrapError(RefusedError):

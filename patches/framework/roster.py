@@ -18,7 +18,7 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
 
-__all__ = ["SCHEMA", "compare", "load", "name_of", "patch_set_digest", "start_time"]
+__all__ = ["SCHEMA", "compare", "load", "name", "name_of", "patch_set_digest", "start_time"]
 
 SCHEMA = 1
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
@@ -57,6 +57,11 @@ def _key(entry: Mapping[str, Any]) -> tuple[str, Any, Any]:
     return entry["role"], entry.get("dp_rank"), entry.get("rank")
 
 
+def name(entry: Mapping[str, Any]) -> str:
+    """Role and ranks of one attestation, for people: ``worker DP0 rank 1``."""
+    return _name(_key(entry))
+
+
 def _name(key: tuple[str, Any, Any]) -> str:
     role, dp_rank, rank = key
     where = [f"DP{dp_rank}" if dp_rank is not None else "", f"rank {rank}" if rank is not None else ""]
@@ -73,34 +78,24 @@ def compare(expected: Iterable[Mapping[str, Any]], attested: Iterable[Mapping[st
 
     Args:
         expected: Entries with ``role`` and, where the role has them, ``dp_rank`` and ``rank``. An LMCache server that
-            has attested in this run directory is expected without being named: it came before the engines.
+            shares the run directory need not be named; its patches are compared all the same.
         attested: What :func:`load` returned.
 
     Returns:
         One sentence for each problem, naming the process; empty where the roster is complete.
     """
-    attested = list(attested)
     living = {_key(entry): entry for entry in attested if entry["alive"]}
-    gone = {_key(entry): entry["pid"] for entry in attested if not entry["alive"]}
-    wanted = {_key(entry) for entry in expected} | {key for key in (*living, *gone) if _is_cache_server(key)}
-    problems = [_absence(key, gone.get(key)) for key in sorted(wanted - set(living), key=str)]
-    extra = set(living) - wanted
+    wanted = {_key(entry) for entry in expected}
+    problems = [
+        f"{_name(key)} has not attested: it runs without the patches" for key in sorted(wanted - set(living), key=str)
+    ]
+    extra = {key for key in set(living) - wanted if key[0] != Role.LMCACHE_SERVER.value}
     problems += [f"{_name(key)} is not part of this server" for key in sorted(extra, key=str)]
     members = [living[key] for key in sorted(set(living) - extra, key=str)]
     for entry in members:
         problems += _member_problems(entry)
     problems += _differences(members)
     return problems
-
-
-def _is_cache_server(key: tuple[str, Any, Any]) -> bool:
-    return key[0] == Role.LMCACHE_SERVER.value
-
-
-def _absence(key: tuple[str, Any, Any], pid: int | None) -> str:
-    if pid is None:
-        return f"{_name(key)} has not attested: it runs without the patches"
-    return f"{_name(key)} (pid {pid}) has attested and is gone"
 
 
 def _member_problems(entry: Mapping[str, Any]) -> list[str]:

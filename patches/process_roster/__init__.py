@@ -15,7 +15,6 @@ PATCH = Patch(
         Target("vllm.entrypoints.cli.serve", "run_multi_api_server", f"{_WRAPPERS}:launcher"),
         Target("vllm.entrypoints.cli.serve", "run_headless", f"{_WRAPPERS}:launcher"),
         Target("vllm.v1.engine.core", "EngineCoreProc.run_engine_core", f"{_WRAPPERS}:run_engine_core"),
-        Target("vllm.v1.engine.core", "EngineCoreProc.__init__", f"{_WRAPPERS}:engine_core_proc"),
         Target("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main", f"{_WRAPPERS}:worker_main"),
         Target("vllm.v1.engine.coordinator", "DPCoordinatorProc.run_coordinator", f"{_WRAPPERS}:run_coordinator"),
     ),

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from patches.framework import process, rundir
-from patches.framework.errors import RosterError
+from patches.framework import process
 from patches.framework.records import Role, Seam
-from patches.process_roster.node import check_engine
 
-__all__ = ["engine_core_proc", "launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
+__all__ = ["launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
 
 
 def _noting(seam: Seam, note: Callable[..., None]) -> Callable[..., Any]:
@@ -46,25 +44,6 @@ def run_engine_core(seam: Seam) -> Callable[..., Any]:
         process.start().take_config(vllm_config)
 
     return _noting(seam, note)
-
-
-def engine_core_proc(seam: Seam) -> Callable[..., None]:
-    """An engine whose workers do not all carry its patches refuses before it reports ready, on headless nodes, too."""
-
-    @wraps(seam.original)
-    def start(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        seam.count()
-        seam.original(self, vllm_config, *args, **kwargs)
-        state, run_dir = process.start(), rundir.current()
-        dp_rank = state.identity.get("dp_rank")
-        if run_dir is None or dp_rank is None:
-            return
-        try:
-            check_engine(vllm_config, dp_rank, run_dir)
-        except RosterError as error:
-            state.refuse(error)
-
-    return start
 
 
 def worker_main(seam: Seam) -> Callable[..., Any]:

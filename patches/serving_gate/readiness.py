@@ -52,7 +52,7 @@ class Members:
 
     def __init__(self, attested: Iterable[Mapping[str, Any]]) -> None:
         self._members = [
-            (entry["pid"], entry["start_time"], roster.name_of(entry))
+            (entry["pid"], entry["start_time"], roster.name(entry))
             for entry in attested
             if entry["alive"] and entry["role"] != Role.LMCACHE_SERVER.value
         ]

@@ -6,7 +6,6 @@ the API key where the server has one. While the gate is shut both are answered w
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -79,11 +78,10 @@ class _Shown:
         if not self._access.allows(request.headers.get("authorization")):
             refusal = {"message": "The report needs the server's API key.", "type": "unauthorized", "code": 401}
             return JSONResponse(self._gate.state() | {"error": refusal}, 401, _NO_STORE | _NEEDS_KEY)
-        # It reads a file or two a process: not in the loop that answers requests.
-        told = await asyncio.to_thread(lambda: self._redaction.clean(report(self._run_dir)))
-        told |= self._gate.state() | {"reasons": self._redaction.clean(self._readiness.reasons), "now": now()}
+        told = {**report(self._run_dir), **self._gate.state(), "reasons": self._readiness.reasons}
+        told["now"] = now()
         refusal = {} if self._gate.open else {"error": self._gate.error()}
-        return JSONResponse(told | refusal, self._status(), _NO_STORE)
+        return JSONResponse(self._redaction.clean(told) | refusal, self._status(), _NO_STORE)
 
     async def page(self, _: Request) -> Response:
         return Response(page().html, self._status(), page().headers, "text/html")

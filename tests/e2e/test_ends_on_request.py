@@ -14,7 +14,6 @@ import pytest
 from support.servers import Server
 
 from patches.framework import rundir
-from patches.supervision import DRAIN_S
 
 pytestmark = pytest.mark.usefixtures("shared_memory_left_as_found")
 
@@ -107,7 +106,7 @@ def test_requests_in_flight_end_whole_and_new_ones_are_refused(start: Build, ser
     found = ask_400_tokens(server)
     print(f"{servers} API servers: {found}")
     assert found == {"done": "[DONE]", "tokens": 400, "late": [(503, "draining")] * 3}
-    assert server.wait_end(LONGEST_S + DRAIN_S) == 0
+    assert server.wait_end(LONGEST_S) == 0
     assert server.members() == []
 
 

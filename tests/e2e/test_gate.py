@@ -93,8 +93,6 @@ def check_serving(server: Server) -> None:
     metrics = httpx.get(server.base_url + "/metrics").text
     assert 'splint_smoke_passed{level="full"' in metrics
     assert "splint_patch_info{" in metrics
-    assert "splint_ready 1.0" in metrics.splitlines()
-    assert 'splint_process_up{dp_rank="0",rank="",role="engine_core"} 1.0' in metrics.splitlines()
     answer = httpx.post(
         server.base_url + "/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 2}, timeout=30
     )

@@ -8,15 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from patches.framework import counters, process, roster, rundir
-from patches.framework.errors import RosterError
-from patches.framework.records import Role, Seam
-from patches.process_roster.wrappers import engine_core_proc
+from patches.framework import counters, roster, rundir
+from patches.framework.records import Role
 
 EXPECTED = (
     {"role": "api_server", "dp_rank": None, "rank": 0},
@@ -51,22 +48,7 @@ def test_a_missing_process_is_named() -> None:
 
 def test_a_dead_process_counts_as_missing() -> None:
     attested = [entry(EXPECTED[0]), entry(EXPECTED[1], alive=False), entry(EXPECTED[2])]
-    assert roster.compare(EXPECTED, attested) == ["engine_core DP0 (pid 1) has attested and is gone"]
-
-
-CACHE = {"role": "lmcache_server", "dp_rank": None, "rank": None}
-
-
-def test_an_lmcache_server_of_this_run_directory_is_expected_like_the_others() -> None:
-    members = [entry(member) for member in EXPECTED]
-    assert roster.compare(EXPECTED, [*members, entry(CACHE)]) == []
-    assert roster.compare(EXPECTED, [*members, entry(CACHE, alive=False)]) == [
-        "lmcache_server (pid 1) has attested and is gone"
-    ]
-    restarted = [entry(CACHE, alive=False), entry(CACHE, pid=2)]
-    assert roster.compare(EXPECTED, [*members, *restarted]) == []
-    (problem,) = roster.compare(EXPECTED, [*members, entry(CACHE, patch_set="other")])
-    assert "lmcache_server" in problem or "other" in problem
+    assert roster.compare(EXPECTED, attested) == ["engine_core DP0 has not attested: it runs without the patches"]
 
 
 def test_a_stranger_is_named_but_an_lmcache_server_may_be_there() -> None:
@@ -160,53 +142,3 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         rundir.write_json(path, {"phase": object()})
     assert json.loads(path.read_text()) == {"phase": "smoke"}
     assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
-
-
-@pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A headless node's run directory with an engine core (this process, DP1), its two workers, and another rank's."""
-    monkeypatch.setenv(rundir.ENV, str(rundir.prepare(tmp_path)))
-    state = SimpleNamespace(identity={"role": "engine_core", "dp_rank": 1, "rank": None}, refuse=refuse)
-    monkeypatch.setattr(process, "start", lambda: state)
-    attest(tmp_path, "engine_core", None)
-    attest(tmp_path, "worker", 0)
-    attest(tmp_path, "worker", 1)
-    attest(tmp_path, "worker", 7, dp_rank=0, patch_set="of a neighbour")
-    return tmp_path
-
-
-def refuse(error: RosterError) -> None:
-    raise error
-
-
-def attest(run_dir: Path, role: str, rank: int | None, **changes: Any) -> None:
-    member: dict[str, Any] = {"role": role, "dp_rank": 1, "rank": rank}
-    found = entry(member, start_time=roster.start_time(os.getpid()), seams=[]) | changes
-    rundir.write_json(run_dir / rundir.ROSTER / f"{role}{rank}.json", {**found, "pid": os.getpid()})
-
-
-def start_engine() -> None:
-    parallel = SimpleNamespace(distributed_executor_backend="mp", local_world_size=2)
-    engine_core_proc(Seam("x", lambda *_: None, lambda: None))(None, SimpleNamespace(parallel_config=parallel))
-
-
-def test_an_engine_with_its_workers_starts_on_a_node_without_a_gate(node: Path) -> None:
-    assert len(list((node / rundir.ROSTER).glob("*.json"))) == 4
-    start_engine()
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"patch_set": "other"}, "worker DP1 rank 1: patch_set is other"),
-        ({"start_time": 1}, r"worker DP1 rank 1 \(pid \d+\) has attested and is gone"),
-        ({"plugin_verified": False}, "worker DP1 rank 1 .*VLLM_PLUGINS"),
-        ({"dp_rank": 5}, "worker DP1 rank 1 has not attested"),
-    ],
-)
-def test_an_engine_refuses_to_start_with_a_worker_that_is_missing_or_different(
-    node: Path, changes: dict[str, Any], said: str
-) -> None:
-    attest(node, "worker", 1, **changes)
-    with pytest.raises(RosterError, match=said):
-        start_engine()

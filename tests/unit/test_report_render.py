@@ -61,12 +61,6 @@ def test_a_full_report_shows_each_part() -> None:
         assert part in text
 
 
-def test_why_an_open_server_is_not_ready_is_said() -> None:
-    assert "not ready: gone: worker DP1 rank 0 (pid 7)" in shown(
-        {**REPORT, "reasons": ["gone: worker DP1 rank 0 (pid 7)"]}
-    )
-
-
 def test_a_server_whose_processes_are_all_gone_has_ended() -> None:
     gone = [{**REPORT["processes"][0], "alive": False}]
     assert "ended (the last phase was serving)" in shown({**REPORT, "processes": gone})

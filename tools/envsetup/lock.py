@@ -61,15 +61,18 @@ def _lock(name: str, keep: dict[str, Pin], drop: frozenset[str] = frozenset()) -
 
 
 def main() -> None:
-    """Write cpu.lock, cuda.lock and dev.lock."""
+    """Write cpu.lock, cuda.lock, dev.lock and sbom.lock."""
     parser = argparse.ArgumentParser(prog="make lock", description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="move every version that is not pinned in an .in file")
     upgrade = parser.parse_args().upgrade
-    kept = {name: {} if upgrade else lockfile.read(REQUIREMENTS / f"{name}.lock") for name in ("cpu", "cuda", "dev")}
+    kept = {
+        name: {} if upgrade else lockfile.read(REQUIREMENTS / f"{name}.lock") for name in ("cpu", "cuda", "dev", "sbom")
+    }
     cpu = _lock("cpu", kept["cpu"], BROKEN_BESIDE_CPU_TORCH)
     cuda = _lock("cuda", kept["cuda"])
     # What both stacks bring is theirs to choose; dev.lock adds only the rest.
     _lock("dev", {**kept["dev"], **cpu}, frozenset(cpu.keys() & cuda.keys()))
+    _lock("sbom", kept["sbom"])
 
 
 if __name__ == "__main__":
