@@ -30,6 +30,7 @@ PATCH_IDS = (
     "lmcache_availability",
     "kv_load_recompute",
     "lmcache_unfinished_store",
+    "lmcache_failed_transfer",
     "lmcache_client_params",
     "lmcache_in_process",
     "lmcache_whole",
