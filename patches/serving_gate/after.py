@@ -51,9 +51,8 @@ class After:
         """The canary of the whole server is the first API server's."""
         config = self._engine.vllm_config
         if canary.wanted(config) and config.parallel_config._api_process_rank <= 0:
-            question = canary.Question.of(self._app, self._gate.app)
             idle_s = settings.get(canary.SETTING)
-            await canary.Canary(question, self._is_busy, self._run_dir, idle_s).run()
+            await canary.Canary(canary.Question.of(self._app), self._is_busy, self._run_dir, idle_s).run()
 
     def _is_busy(self) -> bool:
         return bool(self._engine.get_num_unfinished_requests())

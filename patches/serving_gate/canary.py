@@ -40,7 +40,7 @@ class Question:
     """The completion, sent through the whole application but not through the port.
 
     Attributes:
-        app: The application behind the gate.
+        app: The application, gate included.
         model: First served model name.
         key: A key that the server takes, or None.
         ranks: The data-parallel ranks to ask, one after the other.
@@ -54,11 +54,11 @@ class Question:
     within_s: float = ANSWERED_WITHIN_S
 
     @classmethod
-    def of(cls, app: Any, inner: App) -> Question:
-        """The question for the server behind ``app``; ``inner`` is what its gate stands around."""
+    def of(cls, app: Any) -> Question:
+        """The question for the server of ``app``."""
         args, config = app.state.args, app.state.engine_client.vllm_config
         model = (args.served_model_name or [args.model])[0]
-        return cls(inner, model, next(iter(api_keys(args)), None), served_dp_ranks(config.parallel_config))
+        return cls(app, model, next(iter(api_keys(args)), None), served_dp_ranks(config.parallel_config))
 
     async def ask(self) -> str | None:
         """None where every rank answered, else the first rank that did not, and why."""

@@ -142,7 +142,12 @@ def after_half_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: i
     """An API server of that number, with a canary after 0.05 idle seconds."""
     monkeypatch.setenv(canary.SETTING, "0.05")
     stage = Stage(tmp_path)
-    stage.app.add_route("/v1/completions", well, methods=["POST"])
+
+    async def answer(request: Request) -> Response:
+        """As vLLM's handlers do, it looks for its server's state by way of the application that took the request."""
+        return await (well if request.app.state.engine_client is stage.engine else broken)(request)
+
+    stage.app.add_route("/v1/completions", answer, methods=["POST"])
     stage.engine.vllm_config.parallel_config._api_process_rank = rank
     stage.app.state.args.served_model_name = ["tiny"]
     stage.enter("serving")
