@@ -89,24 +89,23 @@ def _sizes(worker: Any, groups: Groups) -> dict[str, Any]:
     """Bytes of one token over this worker's layers that grow with tokens: in the tensors, and as others say."""
     config = worker.model_runner.kv_cache_config
     sizes = spans(config)
-    found = wanted = written = layers = 0.0
+    found = wanted = written = 0.0
+    reached: list[str] = []
+    left_out: list[str] = []
     for group, ids in enumerate(groups):
-        for name, tensor in _tensors(worker, group).items() if ids else ():
+        tensors = _tensors(worker, group) if ids else {}
+        reached += tensors
+        left_out += [name for name in (_names(worker, group) if ids else ()) if name not in tensors]
+        for name, tensor in tensors.items():
             block_bytes = sum(page.block_bytes for page in layers_of({name: tensor}, config.num_blocks))
             written += block_bytes * len(ids)
-            layers += 1
             spec = _spec(config.kv_cache_groups[group].kv_cache_spec, name)
             if spec.tokens_per_state > 0:
                 found += block_bytes / sizes[group]
                 wanted += _said(spec, name, published()) / sizes[group]
     return {
-        "layers": int(layers),
-        "left_out": [
-            name
-            for group, ids in enumerate(groups)
-            for name in (_names(worker, group) if ids else ())
-            if name not in _tensors(worker, group)
-        ],
+        "layers": len(reached),
+        "left_out": left_out,
         "bytes_written": int(written),
         "bytes_per_token": found,
         "bytes_per_token_wanted": wanted,
