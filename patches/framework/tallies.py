@@ -61,7 +61,12 @@ METRICS = {
             "lmcache_misses",
             "Look-ups and loads that gave no KV although LMCache might have had it, and were computed instead.",
             ("reason", "tier"),
-            (("lookup_unanswered", "server"), ("server_lost", "server"), ("load_failed", "server")),
+            (
+                ("lookup_unanswered", "server"),
+                ("server_lost", "server"),
+                ("server_away", "server"),
+                ("load_failed", "server"),
+            ),
         ),
         Metric(
             "lmcache_saved_tokens", "Prompt tokens whose KV was loaded from LMCache instead of computed.", (), ((),)

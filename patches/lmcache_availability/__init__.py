@@ -42,6 +42,11 @@ PATCH = Patch(
         ),
         Target(
             _ADAPTER,
+            "LMCacheMPSchedulerAdapter.maybe_submit_lookup_request",
+            "patches.lmcache_availability.lookup:maybe_submit_lookup_request",
+        ),
+        Target(
+            _ADAPTER,
             "LMCacheMPWorkerAdapter.__init__",
             f"{_START}:worker_adapter",
             reviewed=("LMCacheMPWorkerAdapter",),

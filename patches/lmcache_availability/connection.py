@@ -24,12 +24,13 @@ _LOOKUPS = frozenset({"lookup", "query_prefetch_status"})
 class Watch:
     """When a pending request is overdue, and what is done about it then."""
 
-    __slots__ = ("deadline", "link", "operation")
+    __slots__ = ("deadline", "link", "operation", "waits")
 
     def __init__(self, link: Link, operation: str, seconds: float) -> None:
         self.link = link
         self.operation = operation
         self.deadline = time.monotonic() + seconds
+        self.waits = seconds > 0
 
     def left_s(self) -> float:
         """Seconds that the answer may still take."""
@@ -38,7 +39,8 @@ class Watch:
     def give_up(self, future: Any) -> bool:
         """End the request without an answer. A late answer finds it ended and changes nothing."""
         self.link.overdue(self.operation)
-        if self.operation in _LOOKUPS:
+        # A look-up that was given up is asked for its result once more, which is not waited for.
+        if self.operation in _LOOKUPS and self.waits:
             detail = f"{self.link.url} did not answer {self.operation} in time; the prompt is computed"
             tallies.miss("lookup_unanswered", "server", detail)
         future.set_exception(

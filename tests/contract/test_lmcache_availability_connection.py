@@ -254,8 +254,11 @@ def test_lookup_that_a_stopped_server_does_not_answer_is_given_up_in_time(cache:
         assert found == 0
         assert seconds < LIMIT_S + 0.3
         assert not scheduler.is_healthy
-        scheduler.maybe_submit_lookup_request("while away", tokens())
+        for _ in range(3):  # as the scheduler does while a request waits for blocks
+            scheduler.maybe_submit_lookup_request("while away", tokens())
         assert looked_up(scheduler, "while away")[1] < 0.1
+        assert gained(before, "lmcache_misses lookup_unanswered") == 1
+        assert gained(before, "lmcache_misses server_away") == 1
     assert until(lambda: scheduler.is_healthy) < 2
     scheduler.maybe_submit_lookup_request("after", tokens())
     assert looked_up(scheduler, "after")[1] < 0.5
