@@ -9,7 +9,7 @@ from pathlib import Path
 
 from entrypoint.image.distributions import Changes, changes, installed, listed
 from entrypoint.tables import PatchRow, patch_rows
-from patches import bootstrap
+from patches import PATCH_IDS, bootstrap
 from patches.framework.errors import SplintError
 from patches.framework.judging import release_of
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
@@ -17,6 +17,7 @@ from patches.framework.reach import PLUGIN
 
 __all__ = ["verify"]
 
+_COLUMN = max(map(len, PATCH_IDS))
 _FIT = ("ready", "ready if needed", "retired")
 
 
@@ -65,7 +66,7 @@ def _check_start() -> None:
 def _line(row: PatchRow) -> str:
     names = row.patch.reviewed_names(release_of(row.patch.library))
     said = f"{len(set(names))} functions as reviewed" if row.state.startswith("ready") else row.reason
-    return f"  {row.patch.id:<26}{row.state:<17}{said}"
+    return f"  {row.patch.id:<{_COLUMN}}  {row.state:<17}{said}"
 
 
 def _check_fit(rows: list[PatchRow]) -> None:
