@@ -151,10 +151,10 @@ def test_the_rust_front_end_is_refused_before_vllm_is_imported() -> None:
     assert "VLLM_USE_RUST_FRONTEND=1 answers" in ended.stderr
 
 
-def test_report_mode_says_it_and_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_mode_says_it_and_goes_on(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SPLINT_MODE", "report")
     bootstrap._check_reach("vllm", ["serve", "m", "--grpc"], serving=True)
-    assert "--grpc answers" in capsys.readouterr().err
+    assert "--grpc answers" in capfd.readouterr().err
 
 
 def test_a_snapshot_is_not_restored() -> None:
