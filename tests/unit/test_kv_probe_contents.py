@@ -86,3 +86,32 @@ def test_pages_that_blocks_do_not_divide_are_refused() -> None:
 def test_a_layer_may_keep_several_tensors() -> None:
     states = [torch.zeros((BLOCKS, 3)), torch.zeros((BLOCKS, 5), dtype=torch.bfloat16)]
     assert [pages.name for pages in layers_of({"mamba": states}, BLOCKS)] == ["mamba[0]", "mamba[1]"]
+
+
+def test_a_layer_on_another_ones_cache_is_left_out_and_so_is_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from patches.kv_probe import lmcache, steps
+
+    own = torch.zeros((BLOCKS, 2, 16, 32), dtype=torch.bfloat16)
+    layers = {
+        "own": SimpleNamespace(kv_cache=own),
+        "shares": SimpleNamespace(kv_cache=own, kv_sharing_target_layer_name="own"),
+        "without": SimpleNamespace(kv_cache=torch.tensor([])),
+    }
+    spec = SimpleNamespace(
+        block_size=16, has_layer_views=True, tokens_per_state=1, num_heads=2, state_content_size_bytes=64, num_states=16
+    )
+    group = SimpleNamespace(layer_names=[*layers, "elsewhere"], kv_cache_spec=spec, host_resident=False)
+    config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group])
+    worker = SimpleNamespace(
+        rank=3,
+        vllm_config=SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers)),
+        model_runner=SimpleNamespace(kv_cache_config=config, attn_groups=[]),
+    )
+    monkeypatch.setattr(lmcache, "shard", lambda worker: worker.rank)
+    found = steps.write(worker, [[4, 1]], seed=0)
+    assert (found["layers"], found["left_out"]) == (1, ["shares", "without", "elsewhere"])
+    assert found["differing"] == {}
+    assert found["bytes_per_token"] == found["bytes_per_token_wanted"] == 128
+    assert found["bytes_written"] == 2 * 16 * 128

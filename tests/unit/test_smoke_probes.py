@@ -40,7 +40,7 @@ def test_equal_bytes_on_every_worker_are_evidence() -> None:
         (engine(1, differing={LAYER: 3}), f"3 differing bytes in 1 layers of DP1 rank 0, first in {LAYER}, written"),
         (engine(1, through={LAYER: 9}), "9 differing bytes in 1 layers of DP1 rank 0"),
         (engine(1, bytes_per_token=1024.0), "1024 bytes a token in the KV tensors of DP1 rank 0"),
-        (engine(1, bytes_written=0), "0 written"),
+        (engine(1, bytes_written=0), "no KV layer in reach of the workers of DP1"),
     ],
 )
 def test_one_worker_that_differs_is_named(bad: dict[str, Any], words: str) -> None:

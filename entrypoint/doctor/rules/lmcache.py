@@ -296,6 +296,7 @@ RULES = (
         why="They end in misses at best, in foreign bytes at worst.",
         change="Rule it out first: unset remote_url and compare. Then prefer the lmcache server's own tiers.",
         found=_store,
+        patch="lmcache_admission_in_process",
         upstream=("LMCache#2517", "LMCache#4991"),
     ),
     Rule(
@@ -306,6 +307,7 @@ RULES = (
         why="63 % of the bytes that one reads back were the other's, in a trial with unequal rows.",
         change="A folder for each engine, or the lmcache server.",
         found=_disk,
+        patch="lmcache_admission_in_process",
     ),
     Rule(
         id="load-failure-fails",

@@ -24,12 +24,23 @@ def judge(engines: list[dict[str, Any]]) -> Evidence:
     if all("skipped" in engine for engine in engines):
         raise DoesNotApplyError(engines[0]["skipped"])
     for engine in engines:
+        _written(engine)
         for worker in engine["workers"]:
             _same(engine, worker, "written and read back", _ALIASED)
             _sized(engine, worker)
         for worker in engine["connector"].get("workers", ()):
             _same(engine, worker, "stored, wiped and loaded through the connector", _CHANGED)
     return {"engines": engines}
+
+
+def _written(engine: dict[str, Any]) -> None:
+    if not any(worker["bytes_written"] for worker in engine["workers"]):
+        raise CheckFailedError(
+            f"no KV layer in reach of the workers of DP{engine['dp_rank']}",
+            "known bytes in every layer of at least one",
+            "Report it with the engine's arguments, or leave out kv_probe with SPLINT_PATCHES.",
+            {"workers": engine["workers"]},
+        )
 
 
 def _same(engine: dict[str, Any], worker: dict[str, Any], how: str, hint: str) -> None:
@@ -46,9 +57,9 @@ def _same(engine: dict[str, Any], worker: dict[str, Any], how: str, hint: str) -
 
 def _sized(engine: dict[str, Any], worker: dict[str, Any]) -> None:
     found, wanted = worker["bytes_per_token"], worker["bytes_per_token_wanted"]
-    if found != wanted or not worker["bytes_written"]:
+    if found != wanted:
         raise CheckFailedError(
-            f"{found:g} bytes a token in the KV tensors of {where(engine, worker)}, {worker['bytes_written']} written",
+            f"{found:g} bytes a token in the KV tensors of {where(engine, worker)}",
             f"{wanted:g} bytes a token, as the {worker['said_by']} says",
             "Another package changes the KV cache's layout: remove it, or report this with the engine's arguments.",
         )
