@@ -65,7 +65,7 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
 ) -> None:
     start, flags = FORMS[form]
     run, secrets = tmp_path / "run", set[str]()
-    with running(build(*flags, form=start, env={"SPLINT_RUN_DIR": str(run)})) as server:
+    with running(build(*flags, form=start, env={"SPLINT_RUN_DIR": str(run), "SPLINT_CANARY_IDLE_S": "1"})) as server:
         seen = watch(server, run, secrets)
         for path, answers in seen.items():
             assert (503, "smoke") in answers, f"{path}: {answers}"
@@ -75,6 +75,8 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
         assert set(again) == {200}, "an open gate does not close again, in no API server"
         check_serving(server)
         check_secret(server, secrets)
+        server.wait_for((run / rundir.CANARY).exists, 20)
+        assert (rundir.read_json(run / rundir.CANARY) or {})["reason"] is None, "the idle server answered itself"
         code, seconds = server.stop()
         print(f"{form}: SIGTERM while serving, code {code} after {seconds:.1f} s")
         assert code == 0
