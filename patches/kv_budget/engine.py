@@ -102,13 +102,15 @@ def measure(
         groups: The layers as vLLM has grouped them already (from 0.33 on).
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    grouped, project, size = _grouping(vllm_config, specs) if groups is None else _grouped(vllm_config, groups)
+    projected = [project(grouped, worker) for worker in specs]
     return Measurement(
         dp_rank=parallel.data_parallel_rank,
         host=socket.gethostname(),
         device=_device(parallel),
         memory=tuple(int(each) for each in memory),
-        bytes_per_block=tuple(_bytes_per_block(vllm_config, specs, groups)),
-        block_size=cache.block_size,
+        bytes_per_block=tuple(size(each) if each else 0 for each in projected),
+        block_size=_block_size(grouped),
         override=cache.num_gpu_blocks_override,
         facts={"layout": str(cache.kv_cache_layout), "KV specification": _digest(specs)},
         cause=_cause(vllm_config)
@@ -121,11 +123,14 @@ def _digest(specs: list[dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _bytes_per_block(vllm_config: Any, specs: list[dict[str, Any]], groups: list[Any] | None) -> list[int]:
-    """Bytes of a block in each worker's pool, from vLLM's own code; 0 for a worker without KV layers."""
-    grouped, project, size = _grouping(vllm_config, specs) if groups is None else _grouped(vllm_config, groups)
-    projected = [project(grouped, worker) for worker in specs]
-    return [size(each) if each else 0 for each in projected]
+def _block_size(groups: list[Any]) -> int:
+    """Tokens a block, as the engine core will set it: until the KV cache is planned the configuration may say another.
+
+    Raises:
+        ValueError: there is no group.
+    """
+    sizes = [group.kv_cache_spec.block_size for group in groups if group.kv_cache_spec.prefix_cacheable]
+    return int(min(sizes or [group.kv_cache_spec.block_size for group in groups]))
 
 
 _Grouping = tuple[list[Any], Callable[..., list[Any]], Callable[[list[Any]], int]]

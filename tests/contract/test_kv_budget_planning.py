@@ -82,7 +82,9 @@ def test_breaking_the_budget_class_breaks_the_plan(outcomes: dict[str, Any]) -> 
 def test_scheduler_workers_and_new_ranks_of_both_engine_cores_have_the_agreed_blocks(outcomes: dict[str, Any]) -> None:
     """The real ``EngineCore._initialize_kv_caches`` of 100, 95 and 91, 90 blocks, the last one with 5 bytes over."""
     agreed = {"scheduler": 90, "workers": [90, 90], "cache_config": 90, "new ranks": 90 * 16384}
+    tokens = [rank.pop("tokens") for rank in outcomes["engine"]["sound"]]
     assert outcomes["engine"]["sound"] == [agreed, agreed]
+    assert tokens == [[90 * 32] * 2, []], "the size of a block is the layers', not yet the configuration's"
 
 
 def test_breaking_the_budget_class_breaks_the_engine_cores(outcomes: dict[str, Any]) -> None:
