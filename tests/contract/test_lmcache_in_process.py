@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`LoggingHandler` in `opentelemet
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
         [sys.executable, "-m", "support.in_process_configs", str(tmp_path_factory.mktemp("models"))],
         env={**os.environ, "SPLINT_PATCHES": "lmcache_in_process", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path,
