@@ -43,7 +43,7 @@ class Question:
         app: The application, gate included.
         model: First served model name.
         key: A key that the server takes, or None.
-        ranks: The data-parallel ranks to ask, one after the other.
+        ranks: The data-parallel ranks to ask, one after the other: all that this server sends requests to.
         within_s: Seconds for each answer.
     """
 
@@ -74,7 +74,8 @@ class Question:
     async def _ask(self, rank: int) -> str | None:
         import httpx
 
-        headers = {"X-data-parallel-rank": str(rank)} if len(self.ranks) > 1 else {}
+        # vLLM counts from the first rank that this server sends requests to, which need not be DP0.
+        headers = {"X-data-parallel-rank": str(self.ranks.index(rank))} if len(self.ranks) > 1 else {}
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         body = {"model": self.model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
