@@ -67,6 +67,8 @@ class Question:
                 problem = await asyncio.wait_for(self._ask(rank), self.within_s)
             except asyncio.TimeoutError:
                 problem = f"no answer within {self.within_s:g} s"
+            except Exception as error:  # noqa: BLE001 - whatever it is, the canary must fly again and not end unnoticed
+                problem = f"no answer that can be read ({type(error).__name__}: {error})"
             if problem:
                 return f"the canary's completion on DP{rank} failed: {problem}"
         return None

@@ -23,6 +23,7 @@ from patches.serving_gate.canary import Canary, Question
 from patches.serving_gate.readiness import Readiness, look_after
 
 Answer = Callable[[Request], Awaitable[Response]]
+NO_JSON = "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
 
 
 async def well(_: Request) -> Response:
@@ -39,6 +40,10 @@ async def empty(_: Request) -> Response:
 
 async def raising(_: Request) -> Response:
     raise RuntimeError
+
+
+async def garbled(_: Request) -> Response:
+    return Response("no JSON")
 
 
 async def silent(_: Request) -> Response:
@@ -60,6 +65,7 @@ def question(answer: Answer, *, key: str | None = None, ranks: tuple[int, ...] =
         (empty, "the canary's completion on DP0 failed: an answer without a token"),
         (silent, "the canary's completion on DP0 failed: no answer within 0.2 s"),
         (raising, "the canary's completion on DP0 failed: HTTP 500: Internal Server Error"),
+        (garbled, f"the canary's completion on DP0 failed: no answer that can be read ({NO_JSON})"),
     ],
 )
 def test_only_an_answer_with_a_token_is_one(answer: Answer, said: str | None) -> None:
