@@ -38,10 +38,18 @@ class After:
         setattr(self._engine, ATTRIBUTE, Drain(gate, app, self._note_drain))
 
     async def run(self) -> None:
-        """Look after the server until it ends; returns at once where the gate did not open."""
-        if self._gate.phase == "serving":
+        """Look after the server until it ends; returns at once where the gate did not open.
+
+        Where the watch itself breaks, the server is unready from then on: nobody would see what becomes of it.
+        """
+        if self._gate.phase != "serving":
+            return
+        try:
             register(StateCollector(self._run_dir, self.is_ready))
             await asyncio.gather(look_after(self.readiness, self._looks()), self._fly())
+        except Exception as error:
+            self.readiness.put("watch", f"the watch over this server has ended ({type(error).__name__}: {error})")
+            raise
 
     def is_ready(self) -> bool:
         """Whether this API server is to get requests."""

@@ -272,3 +272,18 @@ def test_a_gate_that_did_not_open_is_not_watched(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.gate.enter("failed")
     asyncio.run(asyncio.wait_for(stage.after.run(), 2))
+
+
+def test_a_watch_that_breaks_makes_the_server_unready(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nobody would see that a process is gone, and /readyz would say 200 for ever."""
+
+    def broken(_: Any) -> None:
+        raise OSError("no such endpoint")
+
+    monkeypatch.setattr("patches.serving_gate.after.peers_of", broken)
+    stage.enter("serving")
+    with pytest.raises(OSError, match="no such endpoint"):
+        asyncio.run(asyncio.wait_for(stage.after.run(), 2))
+    answer = httpx.get(stage.url("/readyz"), trust_env=False)
+    assert answer.status_code == 503
+    assert answer.json()["reasons"] == ["the watch over this server has ended (OSError: no such endpoint)"]
