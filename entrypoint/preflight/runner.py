@@ -49,8 +49,7 @@ class _Running:
     def __init__(self, check: Check, subject: Subject) -> None:
         self._check = check
         self._end = 0.0
-        self._skipped = check.applies(subject)
-        self._thread = None if self._skipped else InTime(check.id, lambda: self._run(subject))
+        self._thread = InTime(check.id, lambda: self._run(subject))
 
     def _run(self, subject: Subject) -> Outcome:
         outcome = _outcome(self._check, subject)
@@ -59,8 +58,6 @@ class _Running:
 
     def result(self, start: float) -> CheckResult:
         check = self._check
-        if self._thread is None:
-            return CheckResult(check.id, check.proves, "skipped", 0.0, self._skipped or "")
         limit = max(start + check.limit_s - time.monotonic(), 0.0)
         status, reason, evidence = self._thread.outcome(limit, _SLOW.format(id=check.id))
         if status == "failed" and check.severity == WARN:
@@ -71,7 +68,8 @@ class _Running:
 
 def _outcome(check: Check, subject: Subject) -> Outcome:
     try:
-        return "passed", "", check.run(subject)
+        reason = check.applies(subject)
+        return ("passed", "", check.run(subject)) if reason is None else ("skipped", reason, {})
     except DoesNotApplyError as reason:
         return "skipped", str(reason), {}
     except CheckFailedError as failure:

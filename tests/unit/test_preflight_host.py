@@ -336,6 +336,22 @@ def test_a_check_that_hangs_fails_at_its_limit_and_says_how_to_leave_it_out() ->
     assert "SPLINT_PREFLIGHT=-one" in result.reason
 
 
+def test_a_check_that_breaks_before_it_knows_whether_it_applies_fails_and_the_others_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its error once ended the thread that runs the checks for the doctor, who then found nothing and said 0."""
+
+    def broken(_: Subject) -> str | None:
+        raise OSError("the folder can't be read")
+
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    checks = [Check("one", "It holds.", REFUSE, 5.0, broken, lambda _: {}), check(lambda _: {}, name="two")]
+    assert [(result.id, result.status) for result in runner.run(subject(), checks)] == [
+        ("one", "failed"),
+        ("two", "passed"),
+    ]
+
+
 def test_checks_run_side_by_side_and_are_told_in_order() -> None:
     def wait(_: Subject) -> Evidence:
         time.sleep(0.3)
