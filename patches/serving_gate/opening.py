@@ -88,6 +88,7 @@ class Opening:
 
     async def _run_battery(self, plan: SmokePlan) -> Verdict:
         plan_file, found = self._run_dir / rundir.SMOKE_PLAN, self._run_dir / "battery.json"
+        found.unlink(missing_ok=True)
         rundir.write_json(plan_file, plan.to_json())
         command = (sys.executable, "-P", "-m", "entrypoint.smoke", str(plan_file), str(found))
         battery = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
