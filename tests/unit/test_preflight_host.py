@@ -165,6 +165,12 @@ def test_lmcaches_operations_load_here() -> None:
     assert lmcache_ops.CHECK.run(subject("m", *MP, **os.environ))
 
 
+def test_an_lmcache_without_compiled_code_is_not_said_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "native", lambda *_: [])
+    with pytest.raises(DoesNotApplyError, match="has no compiled code"):
+        lmcache_ops.CHECK.run(subject("m", *MP))
+
+
 def test_lmcache_is_not_loaded_for_a_server_without_it() -> None:
     assert lmcache_ops.CHECK.applies(subject("m")) == "no LMCache connector"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from entrypoint.preflight import packages
-from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, Evidence
+from entrypoint.preflight.check import REFUSE, Check, CheckFailedError, DoesNotApplyError, Evidence
 from entrypoint.preflight.checks.torch_abi import LIMIT_S, load
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def run(subject: Subject) -> Evidence:
     files = packages.native("lmcache", "lmcache_native.*.so", "native_storage_ops.*.so", *on_gpu)
     if on_gpu and not packages.native("lmcache", *on_gpu):
         raise CheckFailedError(f"LMCache {subject.lmcache} without operations for GPUs", "c_ops or cuda_ops", _HINT)
-    return load(files, subject, _HINT) if files else {}
+    if not files:
+        raise DoesNotApplyError(f"LMCache {subject.lmcache} has no compiled code")
+    return load(files, subject, _HINT)
 
 
 CHECK = Check("lmcache_ops", "LMCache's compiled operations load.", REFUSE, LIMIT_S + 5, applies, run)
