@@ -16,7 +16,7 @@ _SECRET_NAME = re.compile(r"(^|_)(KEYS?|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CRED
 _FORMS = re.compile(
     r"(?<=Bearer )[\w.~+/=-]{4,}|\b(?:sk|hf|ghp|glpat|xox[a-z])[-_][\w-]{8,}|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"
 )
-_PATH = re.compile(r"(?<![\w.:/~-])/(?P<top>[\w.@+~=-]+)(?:/[\w.@+~=-]+)*/?")
+_PATH = re.compile(r"(?:(?<![\w./~-])|(?<=://))/(?P<top>[\w.@+~=-]+)(?:/[\w.@+~=-]+)*/?")
 
 
 def secrets_of(environ: Mapping[str, str]) -> list[str]:

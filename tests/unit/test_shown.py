@@ -146,6 +146,9 @@ def test_any_of_the_keys_opens_in_the_bearer_form_alone(authorization: str | Non
         ("12/34 tokens, 3 blocks/s, and/or", "12/34 tokens, 3 blocks/s, and/or"),
         ("kv1-0123456789ab commit:abc/def", "kv1-0123456789ab commit:abc/def"),
         ("'/tmp/quoted' (/work/x)", "'…/quoted' (…/x)"),
+        ("unix:/tmp/a/b, /work/a:/work/b/c", "unix:…/b, …/a:…/c"),
+        ("ipc:///tmp/a/b and file:///work/x/y", "ipc://…/b and file://…/y"),
+        ("http://work/tmp/x, commit:/abc/def", "http://work/tmp/x, commit:/abc/def"),
     ],
 )
 def test_paths_and_forms_of_secrets(text: str, clean: str) -> None:
