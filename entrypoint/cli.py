@@ -165,16 +165,19 @@ def smoke(
     from entrypoint.smoke import battery
     from entrypoint.smoke.check import Context
     from entrypoint.smoke.checks import CHECKS
-    from entrypoint.smoke.outside import plan_for
+    from entrypoint.smoke.outside import plan_for, with_an_answer
     from entrypoint.smoke.server import Server
     from patches.framework.errors import EXIT_SMOKE_FAILED
 
     plan = plan_for(base_url, api_key, timeout_s)
     context = Context(plan, Server(plan), secret_passes=False)
-    verdict = battery.run(context, CHECKS, (lambda _: None) if as_json else _say)
+    found = battery.run(context, CHECKS, (lambda _: None) if as_json else _say)
+    verdict = with_an_answer(found)
     if as_json:
         _print_json(verdict.to_json())
     else:
+        for check in verdict.checks[len(found.checks) :]:
+            _say(check)
         left_out = [check.id for check in verdict.checks if check.status == "skipped"]
         print(f"{verdict.status} in {verdict.seconds:.1f} s; left out: {', '.join(left_out) or 'nothing'}")
     _leave(0 if verdict.status == "passed" else EXIT_SMOKE_FAILED)

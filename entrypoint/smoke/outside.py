@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from patches.framework.errors import SplintError
-from patches.serving_gate.plan import SmokePlan
+from patches.serving_gate.plan import CheckResult, SmokePlan, Verdict
 
-__all__ = ["plan_for"]
+__all__ = ["plan_for", "with_an_answer"]
 
 # Random prompts come from the bytes and letters at the start of any vocabulary, whose size is not published.
 VOCABULARY = 512
@@ -80,3 +81,20 @@ def plan_for(base_url: str, api_key: str | None, timeout_s: float) -> SmokePlan:
         timeout_s=timeout_s,
         api_key=api_key,
     )
+
+
+def with_an_answer(verdict: Verdict) -> Verdict:
+    """``verdict``, failed where no check but that of the model list had anything to test.
+
+    Behind the gate the server's own memory is proven besides; from outside such a verdict would say nothing.
+    """
+    if any(check.status != "skipped" for check in verdict.checks if check.id != "models"):
+        return verdict
+    nothing = CheckResult(
+        "answers",
+        "The server answers a prompt.",
+        "failed",
+        0.0,
+        "found no endpoint that answers a prompt, so nothing was tested; wanted one. Does the model generate?",
+    )
+    return replace(verdict, status="failed", checks=(*verdict.checks, nothing))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 from support.fake_engine import Engine, listening
@@ -59,3 +63,37 @@ def test_the_command_says_what_it_left_out() -> None:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "left out: roster, kv_budget, kv_round_trip" in ended.stdout
+
+
+class Mute(BaseHTTPRequestHandler):
+    """A server that lists a model and has no endpoint that would answer a prompt."""
+
+    def do_GET(self) -> None:
+        listed = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
+        self.answer(listed if self.path == "/v1/models" else None)
+
+    def do_POST(self) -> None:
+        self.answer(None)
+
+    def answer(self, found: dict[str, Any] | None) -> None:
+        body = json.dumps(found or {"error": {"message": "Not Found", "code": 404}}).encode()
+        self.send_response(200 if found else 404)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Keep silent."""
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_server_of_which_nothing_could_be_tested_has_not_passed(words: tuple[str, ...]) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mute) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        command = [sys.executable, "-m", "entrypoint.cli", "smoke", "--base-url", url, *words]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        server.shutdown()
+    assert ended.returncode == 70, ended.stdout + ended.stderr
+    assert "found no endpoint that answers a prompt" in ended.stdout
