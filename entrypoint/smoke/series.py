@@ -114,12 +114,11 @@ class Series:
         Raises:
             CheckFailedError: the engines do not chunk, or gave no usable answer.
         """
-        server, rank = self.context.server, self.ranks[0]
         ask(self.context, "prefill_in_blocks")
         try:
-            answer = self._complete(rank, prompt, self.context.plan.generated, self.tokens.salt())
+            answer = self._complete(self.ranks[0], prompt, self.context.plan.generated, self.tokens.salt())
         finally:
-            server.control(WHOLE)
+            ask(self.context, WHOLE)
         return distance(cold, answer)
 
     def rescored(self, prompts: Prompts, cold: ByRank) -> dict[int, float]:

@@ -68,6 +68,22 @@ def test_a_model_that_ignores_its_prompt_is_served_and_the_verdict_says_so(run: 
     assert (result.status, result.evidence["comparison"][:8]) == ("passed", "not made")
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_control_that_cuts_prefills_must_be_taken_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, busy: bool
+) -> None:
+    """An engine that stays busy keeps cutting: it must not be opened as if nothing were."""
+    monkeypatch.setattr("entrypoint.smoke.server.COUNTED_WITHIN_S", 0.1)
+    taken = {"dp_rank": 0, "chunk_tokens": 16}
+    engine = Engine(
+        ranks=1,
+        answers={"prefill_in_blocks": [taken], "prefill_whole": [{"dp_rank": 0, "busy": True} if busy else taken]},
+    )
+    result = run(engine, "kv_series", features=("probed",), chunked_prefill=True)["kv_series"]
+    assert result.status == ("failed" if busy else "passed"), result
+    assert ("DP0 with requests that do not end" in result.reason) is busy
+
+
 def test_a_late_store_is_waited_for_with_new_prompts(run: Run) -> None:
     result = run(Engine(stores_after=20), "kv_series")["kv_series"]
     assert result.status == "passed"
