@@ -95,7 +95,7 @@ Nothing is started, no model is loaded. Exit code 0, or 78 where something speak
 
 
 def _doctor(words: list[str]) -> int:
-    if words in (["--help"], ["-h"]):
+    if any(word.partition("=")[0] in ("--help", "-h") for word in words):
         print(_DOCTOR_HELP, end="")
         return 0
     from entrypoint.doctor.examine import examine

@@ -100,3 +100,10 @@ def test_review_of_an_unreviewed_function_ends_with_78() -> None:
     ended = runner.invoke(app, ["review", "vllm.v1.engine.core:EngineCore.no_such"])
     assert ended.exit_code == 78
     assert ended.stdout == "missing   vllm.v1.engine.core:EngineCore.no_such\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["a-model", "--help"], ["--help=all", "--json"]])
+def test_the_doctor_answers_a_request_for_help_itself(words: list[str]) -> None:
+    """Handed on, vLLM's parser prints its help and ends: a finding without a word, and exit code 78."""
+    result = runner.invoke(app, ["doctor", *words])
+    assert (result.exit_code, result.output.startswith("Usage: splint doctor")) == (0, True)
