@@ -84,9 +84,14 @@ def compare(expected: Iterable[Mapping[str, Any]], attested: Iterable[Mapping[st
     Returns:
         One sentence for each problem, naming the process; empty where the roster is complete.
     """
-    living = {_key(entry): entry for entry in attested if entry["alive"]}
+    living: dict[tuple[str, Any, Any], Mapping[str, Any]] = {}
+    problems = []
+    for entry in (entry for entry in attested if entry["alive"]):
+        first = living.setdefault(_key(entry), entry)
+        if first is not entry and entry["role"] != Role.LMCACHE_SERVER.value:
+            problems.append(f"{name(entry)} is there twice, as pid {first['pid']} and pid {entry['pid']}")
     wanted = {_key(entry) for entry in expected}
-    problems = [
+    problems += [
         f"{_name(key)} has not attested: it runs without the patches" for key in sorted(wanted - set(living), key=str)
     ]
     extra = {key for key in set(living) - wanted if key[0] != Role.LMCACHE_SERVER.value}

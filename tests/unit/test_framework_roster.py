@@ -83,6 +83,14 @@ def test_members_that_differ_are_named(field: str) -> None:
     assert f"worker DP0 rank 0: {field} is other" in problem
 
 
+@pytest.mark.parametrize("bare", [0, 1])
+def test_a_process_that_is_there_twice_is_named_whichever_of_them_is_bare(bare: int) -> None:
+    """One of them once stood for both: the other, and what was wrong with it, went unseen."""
+    twice = [entry(EXPECTED[2], pid=4711 + at, plugin_verified=at != bare) for at in range(2)]
+    problems = roster.compare(EXPECTED, [*(entry(member) for member in EXPECTED[:2]), *twice])
+    assert "worker DP0 rank 0 is there twice, as pid 4711 and pid 4712" in problems
+
+
 def test_call_counters_are_read_while_another_process_counts(tmp_path: Path) -> None:
     path = tmp_path / "one.calls"
     code = (
