@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
@@ -214,18 +215,19 @@ def _group(stage: int, index: int, layers: tuple[str, ...], spec: Any) -> KVGrou
     from vllm.v1.kv_cache_interface import AttentionSpec, MambaSpec, get_kv_cache_spec_kind
 
     sized = isinstance(spec, (AttentionSpec, MambaSpec))
+    kind = get_kv_cache_spec_kind(spec).value
     return KVGroup(
         stage=stage,
         index=index,
         layers=layers,
-        kind=get_kv_cache_spec_kind(spec).value,
+        kind=kind,
         heads=spec.num_heads if sized else 1,
         head_dim=getattr(spec, "head_size", 0),
         row_bytes=spec.num_heads * spec.state_content_size_bytes if sized else 0,
         dtype=_name(spec.dtype) if isinstance(spec, AttentionSpec) else OPAQUE,
         quantisation=getattr(getattr(spec, "kv_quant_mode", None), "name", "NONE"),
         tokens_per_state=str(spec.tokens_per_state) if sized else "-1",
-        extra=_extra(spec),
+        extra=tuple(sorted((*_extra(spec), *(_interior(spec, kind) if isinstance(spec, AttentionSpec) else ())))),
     )
 
 
@@ -238,6 +240,27 @@ def _extra(spec: Any) -> tuple[tuple[str, str], ...]:
         if field.name not in left_out and value != field.default:
             found.append((field.name, json.dumps(canonical(value), sort_keys=True)))
     return tuple(sorted(found))
+
+
+def _interior(spec: Any, kind: str) -> Iterator[tuple[str, str]]:
+    """What decides where in a block the bytes of a token lie; nothing where each token has a row of its own.
+
+    LMCache cuts blocks into rows and takes each for one token's. That holds for most caches, so that block size and
+    order do not matter. On the CPU keys lie token by token within each element or in tiles, as the processor likes
+    them, and values behind all keys; NVFP4 keeps the scales of a block behind its data. Such blocks can be put back
+    only as they were taken: whole, in blocks of the same size, and on the CPU by the same instructions.
+    """
+    if _on_cpu() and "mla" not in kind:
+        yield "interior", f"{_processor()}, blocks of {spec.block_size}"
+    elif spec.kv_quant_mode.name.startswith("NVFP4"):
+        yield "interior", f"blocks of {spec.block_size}"
+
+
+def _processor() -> str:
+    """What vLLM chooses its CPU kernels by, and with them the place of each key in a block."""
+    import torch
+
+    return platform.machine() + ("+amx" if torch.cpu._is_amx_tile_supported() else "")
 
 
 def _name(dtype: Any) -> str:

@@ -81,7 +81,8 @@ class KVCacheProfile:
     """One engine's KV cache: everything that gives its bytes their meaning.
 
     Block size, page bytes and the order of heads and tokens in a page (NHD, HND) are not in it: LMCache's objects are
-    the same for all of them.
+    the same for all of them, save for groups whose blocks are no rows of one token each, which say so in
+    :attr:`KVGroup.extra`.
 
     Attributes:
         cache_dtype: The operator's ``--kv-cache-dtype``, resolved: ``bfloat16`` for ``auto``, ``fp8_e4m3`` for ``fp8``.

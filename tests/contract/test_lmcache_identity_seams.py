@@ -64,6 +64,17 @@ def test_every_kv_format_that_vllm_knows_has_keys_of_its_own(answers: Any) -> No
     assert {"fp8_e5m2", "nvfp4", "int4_per_token_head", "turboquant_k8v4"} <= set(keys)
 
 
+def test_what_lies_in_a_block_as_its_size_and_the_processor_have_it_has_keys_of_its_own(answers: Any) -> None:
+    keys = answers["keys_of_blocks_that_are_no_rows"]
+    for one, other in (("128", "256"), ("tiles False", "tiles True"), ("nvfp4 128", "nvfp4 256")):
+        assert keys[one] != keys[other]
+    assert keys["128"] in (keys["tiles False"], keys["tiles True"])
+
+
+def test_between_block_sizes_the_cpu_s_keys_and_values_would_be_exchanged(answers: Any) -> None:
+    assert answers["bytes_between_block_sizes_on_the_cpu"] == {"128": True, "64": False}
+
+
 def test_the_report_shows_profile_and_fingerprint_of_the_engine(answers: Any) -> None:
     told = answers["a_connector_with_a_profile_publishes_it"]
     assert told["engine"].endswith(told["note"]["fingerprint"])

@@ -161,6 +161,14 @@ def _layouts(model: str, _folder: Path) -> list[str | None]:
     return [before, Engine(model).key()]
 
 
+def _block_sizes(model: str, _folder: Path) -> list[str | None]:
+    """On a GPU: on the CPU a token's bytes lie where the block size puts them, and nothing may be shared."""
+    from patches.lmcache_identity import deriving
+
+    with patch.object(deriving, "_on_cpu", lambda: False):
+        return [Engine(model, block_size=size).key() for size in (128, 256)]
+
+
 def _scales(model: str, _folder: Path) -> list[str | None]:
     """Such an engine is refused at its start, so it has no keys."""
     from vllm.config import CacheConfig
@@ -203,6 +211,7 @@ def _client_tag(model: str, folder: Path) -> list[str | None]:
 _OWN: dict[str, Callable[[str, Path], list[str | None]]] = {
     "another revision of the model under one name": _revisions,
     "split KV and packed KV (vLLM before and after the layout change)": _layouts,
+    "another vLLM block size, the same chunk size (MP)": _block_sizes,
     "another LoRA adapter, the same prompt": _adapters,
     "scales computed at run time (calculate_kv_scales)": _scales,
     "other weights under the same local path": _other_weights,
@@ -212,7 +221,6 @@ _OWN: dict[str, Callable[[str, Path], list[str | None]]] = {
 _DP = {"data_parallel_size": 2, "data_parallel_address": "127.0.0.1", "data_parallel_size_local": 1}
 _PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the same configuration in two processes, different PYTHONHASHSEED": ({}, {}),
-    "another vLLM block size, the same chunk size (MP)": ({"block_size": 128}, {"block_size": 256}),
     "NHD and HND views of the same canonical object (MP)": ({"kv_layout": "LBNHC"}, {"kv_layout": "LBHNC"}),
     "data-parallel ranks of one deployment": (
         {**_DP, "data_parallel_rank": 0},

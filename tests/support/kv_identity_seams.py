@@ -131,6 +131,49 @@ def keys_of_every_kv_format(model: str, _folder: Path) -> Any:
     return {name: Engine(model, kv_cache_dtype=name).key() for name in get_args(CacheDType)}
 
 
+def keys_of_blocks_that_are_no_rows(model: str, _folder: Path) -> Any:
+    """Engines whose blocks can't be cut into rows of one token each, and others that are not of their kind."""
+    import torch
+
+    from patches.lmcache_identity import deriving
+
+    keys = {str(size): Engine(model, block_size=size).key() for size in (128, 256)}
+    for tiles in (False, True):
+        with patch.object(torch.cpu, "_is_amx_tile_supported", lambda answer=tiles: answer):
+            keys[f"tiles {tiles}"] = Engine(model, block_size=128).key()
+    with patch.object(deriving, "_on_cpu", lambda: False):
+        for size in (128, 256):
+            keys[f"nvfp4 {size}"] = Engine(model, kv_cache_dtype="nvfp4", block_size=size).key()
+    return keys
+
+
+def bytes_between_block_sizes_on_the_cpu(_model: str, _folder: Path) -> Any:
+    """What an engine with blocks of each size reads, after LMCache has brought it what one with 128 has written."""
+    import torch
+    from lmcache.v1.multiprocess.transfer_context.base import gather_paged_kv_to_cpu, scatter_cpu_to_paged_kv
+    from vllm import _custom_ops
+
+    heads, head_size, tokens, hints = 2, 64, 256, {"kv_layout": "HND"}
+
+    def empty(size: int) -> Any:
+        return torch.zeros(tokens // size, heads, size, 2 * head_size, dtype=torch.bfloat16)
+
+    def written(size: int) -> Any:
+        keys = torch.arange(tokens * heads * head_size).to(torch.bfloat16).view(tokens, heads, head_size)
+        cache = empty(size)
+        halves = cache.view(tokens // size, heads, 2 * size, head_size).chunk(2, dim=2)
+        _custom_ops.cpu_attn_reshape_and_cache(keys, -keys, *halves, torch.arange(tokens), "vec")
+        return cache
+
+    chunks = gather_paged_kv_to_cpu({"layer": written(128)}, [0, 1], 2, layout_hints=hints)
+    same = {}
+    for size in (128, 64):
+        cache, count = empty(size), tokens // size
+        scatter_cpu_to_paged_kv({"layer": cache}, [*range(count)], chunks, count, layout_hints=hints)
+        same[str(size)] = torch.equal(cache, written(size))
+    return same
+
+
 def keys_without_a_profile(model: str, _folder: Path) -> Any:
     engine = Engine(model)
     for config in engine.kv_configs:
@@ -391,6 +434,8 @@ SCENARIOS = (
     a_connector_with_a_profile_publishes_it,
     a_connector_without_a_profile,
     keys_of_every_kv_format,
+    keys_of_blocks_that_are_no_rows,
+    bytes_between_block_sizes_on_the_cpu,
     keys_without_a_profile,
     vllms_bundled_connector_in_place_of_lmcaches,
     tensors_that_are_what_the_profile_says,
