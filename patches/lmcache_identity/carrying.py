@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from patches.framework import process
-from patches.framework.errors import ProfileError
+from patches.framework.application import State
+from patches.framework.errors import EnvironmentRefusedError, ProfileError
+from patches.framework.judging import release_of
+from patches.framework.libraries import in_range
 from patches.lmcache_identity.profile import KVCacheProfile
 
-__all__ = ["attach", "carried", "missing", "publish", "published", "uses_lmcache"]
+__all__ = ["attach", "carried", "missing", "publish", "published", "require_identity", "uses_lmcache"]
 
 _ATTRIBUTE = "splint_kv_profile"
+_IDENTITY = "lmcache_identity"
 _published: KVCacheProfile | None = None
 
 
@@ -21,6 +25,29 @@ def uses_lmcache(config: Any) -> bool:
         config: vLLM's ``VllmConfig``.
     """
     return "lmcache" in repr(config.kv_transfer_config).lower()
+
+
+def require_identity(config: Any) -> None:
+    """Refuse an engine with LMCache whose release the patches of its keys are not for: its keys would be bare.
+
+    An operator who leaves the patch out with ``SPLINT_PATCHES`` has said so, and the report shows it.
+
+    Raises:
+        EnvironmentRefusedError: in enforce mode.
+    """
+    current = process.current()
+    if current is None or not uses_lmcache(config):
+        return
+    state, release = current.application.states[_IDENTITY], release_of("lmcache")
+    if state.state is State.OFF or in_range(release or "unknown", state.patch.releases) is not False:
+        return
+    process.refuse(
+        EnvironmentRefusedError(
+            f"LMCache {release}, whose keys do not say which KV cache they stand for",
+            f"LMCache {state.patch.releases}, where {_IDENTITY} sees to it",
+            "Install LMCache 0.5.6, serve without it, or accept what stock does: SPLINT_PATCHES=-lmcache_identity",
+        )
+    )
 
 
 def attach(owner: Any, profile: KVCacheProfile) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from patches.framework import process
 from patches.framework.records import Role, Seam
+from patches.lmcache_identity.carrying import require_identity
 
 __all__ = ["launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
 
@@ -42,6 +43,7 @@ def run_engine_core(seam: Seam) -> Callable[..., Any]:
     def note(*_args: Any, vllm_config: Any, dp_rank: int = 0, **_kwargs: Any) -> None:
         process.start().take_role(Role.ENGINE_CORE, dp_rank=dp_rank)
         process.start().take_config(vllm_config)
+        require_identity(vllm_config)
 
     return _noting(seam, note)
 
