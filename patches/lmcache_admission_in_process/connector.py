@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from patches.framework import tallies
+from patches.lmcache_admission.checking import GONE
 from patches.lmcache_admission.room import Sealed, has_room
 from patches.lmcache_admission.seal import difference
 from patches.lmcache_admission_in_process.objects import as_lists
@@ -97,7 +98,11 @@ class CheckedConnector:
     def _difference(self, key: Any, view: Sealed) -> str | None:
         if self._tier == "fs":
             header = self._inner.remote_metadata_bytes if self._inner.save_chunk_meta else 0
-            if self._inner._get_file_path(key).stat().st_size != header + view.get_size():
+            try:
+                size = self._inner._get_file_path(key).stat().st_size
+            except OSError:
+                return GONE
+            if size != header + view.get_size():
                 return "wrong_size"
         return difference(view.expected(), view.found())
 

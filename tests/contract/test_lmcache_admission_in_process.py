@@ -186,6 +186,25 @@ def test_of_a_thousand_damaged_objects_none_is_admitted(urls: dict[str, str], ti
             found.ref_count_down()
 
 
+def test_file_that_goes_between_reading_and_checking_is_a_miss_and_gives_its_memory_back(urls: dict[str, str]) -> None:
+    key = name(0x7B7B0000)
+    with opened(urls["fs"]) as (engine, connector):
+        written = engine.random(1)
+        put(engine, connector, key, written)
+        inner = connector.getWrappedConnector()._inner
+        read, views = inner.get, []
+
+        async def read_and_remove(key: Any) -> Any:
+            views.append(await read(key))
+            inner._get_file_path(key).unlink()
+            return views[-1]
+
+        inner.get = read_and_remove
+        assert get(engine, connector, key) is None
+        assert views[0].inner.get_ref_count() == 0
+        written.ref_count_down()
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_batches_stop_at_the_first_object_that_is_not_its_key_s(urls: dict[str, str], tier: str) -> None:
     keys = [name(50 + number) for number in range(3)]
