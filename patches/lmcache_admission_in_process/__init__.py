@@ -23,6 +23,7 @@ PATCH = Patch(
         Target(_DISK, "LocalDiskBackend._load_chunk_into_memory", f"{_HERE}.disk:load_into"),
         Target(_DISK, "LocalDiskBackend.load_bytes_from_disk", f"{_HERE}.disk:load"),
         Target(_DISK, "LocalDiskBackend.batched_async_load_bytes_from_disk", f"{_HERE}.disk:load_batch"),
+        Target(_BACKENDS, "CreateStorageBackends", f"{_HERE}.remote:create_backends"),
         Target(f"{_BACKENDS}.connector", "CreateConnector", f"{_HERE}.remote:create_connector"),
         Target(f"{_BACKENDS}.naive_serde", "CreateSerde", f"{_HERE}.remote:create_serde"),
         Target(

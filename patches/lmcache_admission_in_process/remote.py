@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,41 @@ from patches.lmcache_admission.seal import check_speed
 from patches.lmcache_admission.serdes import EXACT_IN_PROCESS, check_in_process
 from patches.lmcache_admission.unprotected import require_acceptance
 
-__all__ = ["create_connector", "create_serde", "file_and_temporary", "redis_client"]
+__all__ = ["create_backends", "create_connector", "create_serde", "file_and_temporary", "redis_client"]
 
 SEALED = {"FSConnector": "fs", "RedisConnector": "redis", "RESPConnector": "resp", "LMCServerConnector": "lm"}
 """LMCache's class of the connector, and the tier's name in counters."""
+
+
+BACKENDS = ("local_disk", *SEALED.values())
+
+
+def create_backends(seam: Seam) -> Callable[..., Any]:
+    """Backends that are no remote tiers and have code of their own carry no seals: refused, or accepted by name."""
+    original = seam.original
+
+    @wraps(original)
+    def created(config: Any, *args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        for name in _bare(config):
+            require_acceptance(name, BACKENDS, "the storage backend")
+        return original(config, *args, **kwargs)
+
+    return created
+
+
+def _bare(config: Any) -> Iterator[str]:
+    """LMCache's names of the configured backends that move or keep bare bytes."""
+    extra = config.extra_config or {}
+    asked = {
+        "pd": config.enable_pd,
+        "p2p": config.enable_p2p,
+        "nixl_storage": extra.get("enable_nixl_storage"),
+        "gds": config.gds_path,
+        "maru": config.maru_path,
+    }
+    yield from (name for name, given in asked.items() if given)
+    yield from config.storage_plugins or ()
 
 
 def create_connector(seam: Seam) -> Callable[..., Any]:

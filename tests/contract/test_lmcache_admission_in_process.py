@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from support.redis import redis_server
 
 from patches.framework import tallies
 from patches.framework.errors import EnvironmentRefusedError
+from patches.framework.records import Seam
 from patches.lmcache_admission_in_process import PATCH
 
 torch = pytest.importorskip("torch")
@@ -273,6 +275,34 @@ def test_what_carries_no_seal_is_refused_until_it_is_accepted(
         engine.connector(urls.get(url, url))
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("gds", {"gds_path": "/tmp/gds"}),
+        ("nixl_storage", {"extra_config": {"enable_nixl_storage": True}}),
+        ("p2p", {"enable_p2p": True}),
+        ("pd", {"enable_pd": True}),
+        ("maru", {"maru_path": "maru://localhost:1"}),
+        ("mine", {"storage_plugins": ["mine"]}),
+    ],
+)
+def test_a_backend_that_carries_no_seal_is_refused_until_it_is_accepted(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from patches.lmcache_admission_in_process.remote import create_backends
+
+    blank = {"enable_pd": False, "enable_p2p": False, "gds_path": None, "maru_path": None, "storage_plugins": None}
+    made: list[Any] = []
+    create = create_backends(Seam("CreateStorageBackends", made.append, lambda: None))
+    create(SimpleNamespace(extra_config=None, **blank))
+    config = SimpleNamespace(**{"extra_config": {"audit_backend_enabled": False}, **blank, **settings})
+    with pytest.raises(EnvironmentRefusedError, match=f"SPLINT_LMCACHE_UNPROTECTED={name}"):
+        create(config)
+    monkeypatch.setenv("SPLINT_LMCACHE_UNPROTECTED", name)
+    create(config)
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e4m3fn"])
