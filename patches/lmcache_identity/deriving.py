@@ -99,7 +99,10 @@ def _weights(model: Any, load: Any) -> str:
     source = getattr(model, "model_weights", "") or model.model
     config_is_the_models = not model.hf_config_path or model.hf_config_path == model.model
     commit = getattr(model.hf_config, "_commit_hash", None) if config_is_the_models else None
-    return weights_identity(source, model.revision, commit)
+    identity = weights_identity(source, model.revision, commit)
+    # A loader may take the weights from elsewhere (a tensorizer_uri); the model's own files then say nothing of them.
+    elsewhere = getattr(load, "model_loader_extra_config", None)
+    return f"{identity} loaded by {_digest(elsewhere)[:12]}" if elsewhere else identity
 
 
 def _configuration(model: Any) -> str:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patches.framework.errors import ProfileError
-from patches.lmcache_identity.deriving import _long_rope, canonical, normalised_cache_dtype
+from patches.lmcache_identity.deriving import _long_rope, _weights, canonical, normalised_cache_dtype
 from patches.lmcache_identity.profile import key_name
 
 
@@ -127,3 +127,13 @@ def test_longrope_by_the_length_of_the_engine_makes_another_model(rope: Any, len
 def test_a_path_with_what_separates_parts_of_keys_is_replaced() -> None:
     assert key_name("/models/a@b", "kv1-0") == key_name("/models/a@b", "kv1-0")
     assert "@" not in key_name("/models/a@b", "kv1-0")
+
+
+def test_weights_that_a_loader_takes_from_elsewhere_are_told_apart() -> None:
+    model = SimpleNamespace(model="org/m", revision="a" * 40, hf_config_path=None, hf_config=SimpleNamespace())
+
+    def of(**extra: str) -> str:
+        return _weights(model, SimpleNamespace(load_format="tensorizer", model_loader_extra_config=extra))
+
+    assert of() == f"commit:{'a' * 40}"
+    assert len({of(), of(tensorizer_uri="s3://weights/1"), of(tensorizer_uri="s3://weights/2")}) == 3
