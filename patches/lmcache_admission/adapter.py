@@ -91,7 +91,9 @@ class SealedL2Adapter(Delegating):
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
         """Seal and store; objects that have no room for a seal fail the task."""
         task = self._new_task()
-        if all(has_room(found) for found in objects):
+        if not keys:
+            self._finish_store(task, L2StoreResult(True, 0))
+        elif all(has_room(found) for found in objects):
             self._worker.submit(self._seal_and_store, split(task, keys, objects, aligned=self._aligned))
         else:
             logger.error("No room for a seal behind %d object(s) for the %s tier: not stored", len(keys), self._tier)
@@ -138,6 +140,8 @@ class SealedL2Adapter(Delegating):
             self._miss("no_room", len(keys))
             self._finish_load(task)
             return task.number
+        if not keys:
+            self._finish_load(task)
         with self._lock:
             for batch in split(task, keys, objects, aligned=self._aligned):
                 self._loads[self.inner_adapter.submit_load_task(batch.keys, batch.views)] = batch

@@ -182,6 +182,15 @@ def test_objects_without_room_are_neither_stored_nor_loaded(monkeypatch: pytest.
     memory.close()
 
 
+@pytest.mark.usefixtures("memory")
+def test_tasks_of_nothing_end(tmp_path: Path) -> None:
+    with make_tier("fs", tmp_path) as tier:
+        store_task, load_task = tier.submit_store_task([], []), tier.submit_load_task([], [])
+        assert tier.pop_completed_store_tasks()[store_task].is_successful()
+        assert tier.query_load_result(load_task) is not None
+        assert tier.query_load_result(load_task) is None
+
+
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_without_the_seals_stock_takes_a_longer_and_a_damaged_file(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
