@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,9 @@ def two_hosts() -> None:
 
 def lose(rank: int, *keepalive: str) -> list[tuple[str, float]]:
     command = [*COMMAND, sys.executable, "-m", "support.lost_host", str(rank), *keepalive]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
-        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     found: list[Any] = json.loads(ended.stdout.splitlines()[-1])
