@@ -43,6 +43,7 @@ __all__ = [
     "bases",
     "create",
     "current",
+    "forget_opening",
     "read_json",
     "write_json",
 ]
@@ -94,6 +95,12 @@ def prepare(path: Path) -> Path:
     for name in (ROSTER, REFUSED):
         (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def forget_opening(path: Path) -> None:
+    """Take away what an earlier server said of its opening: phase, verdict, and who held requests for it."""
+    for left in (path / PHASE, path / VERDICT, *path.glob(f"{HOLDS}*")):
+        left.unlink(missing_ok=True)
 
 
 def current() -> Path | None:

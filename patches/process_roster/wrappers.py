@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from patches.framework import process
+from patches.framework import process, rundir
 from patches.framework.records import Role, Seam
 from patches.lmcache_identity.carrying import require_identity
+from patches.supervision import SUPERVISOR_PID
 
 __all__ = ["launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
 
@@ -33,8 +35,19 @@ def run_server_worker(seam: Seam) -> Callable[..., Any]:
 
 
 def launcher(seam: Seam) -> Callable[..., Any]:
-    """The parent of several API servers, or of the engines of a headless node."""
-    return _noting(seam, lambda *_args, **_kwargs: process.start().take_role(Role.LAUNCHER))
+    """The parent of several API servers, or of the engines of a headless node.
+
+    A supervising parent has cleared the run directory. Where a program starts the server by a call there is none, and
+    API servers that wait for the verdict must not find that of an earlier server.
+    """
+
+    def note(*_args: Any, **_kwargs: Any) -> None:
+        process.start().take_role(Role.LAUNCHER)
+        folder = rundir.current()
+        if folder is not None and SUPERVISOR_PID not in os.environ:
+            rundir.forget_opening(folder)
+
+    return _noting(seam, note)
 
 
 def run_engine_core(seam: Seam) -> Callable[..., Any]:

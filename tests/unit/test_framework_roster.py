@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from patches.framework import counters, roster, rundir
-from patches.framework.records import Role
+from patches.framework.records import Role, Seam
+from patches.process_roster import wrappers
+from patches.supervision import SUPERVISOR_PID
 
 EXPECTED = (
     {"role": "api_server", "dp_rank": None, "rank": 0},
@@ -150,3 +153,21 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         rundir.write_json(path, {"phase": object()})
     assert json.loads(path.read_text()) == {"phase": "smoke"}
     assert [found.name for found in tmp_path.iterdir()] == ["state.json"]
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_api_servers_of_a_program_do_not_open_on_an_earlier_servers_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    """A supervising parent clears the folder itself, once, and before anybody writes to it."""
+    rundir.prepare(tmp_path)
+    monkeypatch.setenv(rundir.ENV, str(tmp_path))
+    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
+    if supervised:
+        monkeypatch.setenv(SUPERVISOR_PID, str(os.getppid()))
+    left = [tmp_path / name for name in (rundir.PHASE, rundir.VERDICT, f"{rundir.HOLDS}1")]
+    for path in left:
+        path.write_text("{}")
+    monkeypatch.setattr("patches.framework.process.start", lambda: SimpleNamespace(take_role=lambda _role: None))
+    wrappers.launcher(Seam("x:y", lambda: None, lambda: None))()
+    assert [path.exists() for path in left] == [supervised] * 3
