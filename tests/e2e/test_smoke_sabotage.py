@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from support.hammering import hammered
 from support.servers import Server, running
 
 from patches.framework.errors import EXIT_SMOKE_FAILED
 from patches.framework.rundir import VERDICT, read_json
 
 SABOTAGE = Path(__file__).parent / "sabotage"
-
-
-REQUESTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
-    ("GET", "/health", None),
-    ("GET", "/v1/models", None),
-    ("GET", "/metrics", None),
-    ("POST", "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 1}),
-    ("POST", "/splint/control/reset_prefix_cache", {}),
-)
-
-
-def hammered(server: Server) -> Counter[int]:
-    """Ask without a pause until the server has ended; how often each status came. A refused connection has none."""
-    seen: Counter[int] = Counter()
-    with httpx.Client(base_url=server.base_url, timeout=10) as client:
-        while server.process is not None and server.process.poll() is None:
-            for method, path, body in REQUESTS:
-                with suppress(httpx.TransportError):
-                    seen[client.request(method, path, json=body).status_code] += 1
-    return seen
 
 
 def series(run: Path) -> dict[str, Any]:
