@@ -50,7 +50,7 @@ def apply(patch: Patch, monkeypatch: Any, *, leave_out: Sequence[str] = ()) -> N
 
 def _rebind(monkeypatch: Any, original: Any, stored: Any, put: Any, attribute: str) -> None:
     """Names that other modules of LMCache have bound at their import."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.startswith("lmcache.") and vars(module).get(attribute) in (original, stored):
             monkeypatch.setattr(module, attribute, put)
 
