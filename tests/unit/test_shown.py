@@ -138,21 +138,21 @@ def test_any_of_the_keys_opens_in_the_bearer_form_alone(authorization: str | Non
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
-        ("see /tmp/a/b.json, or /work", "see …/b.json, or …/work"),
+        ("see /tmp/a/b.json, or /srv", "see …/b.json, or …/srv"),
         ("GET /v1/models and /metrics: 503", "GET /v1/models and /metrics: 503"),
         ("http://127.0.0.1:8000/tmp/x", "http://127.0.0.1:8000/tmp/x"),
         ("redis://user:secret@cache:6379", "redis://[secret]@cache:6379"),
         ("hf_abcdefghijkl and sk-abcdefghijkl", "[secret] and [secret]"),
         ("12/34 tokens, 3 blocks/s, and/or", "12/34 tokens, 3 blocks/s, and/or"),
         ("kv1-0123456789ab commit:abc/def", "kv1-0123456789ab commit:abc/def"),
-        ("'/tmp/quoted' (/work/x)", "'…/quoted' (…/x)"),
-        ("unix:/tmp/a/b, /work/a:/work/b/c", "unix:…/b, …/a:…/c"),
-        ("ipc:///tmp/a/b and file:///work/x/y", "ipc://…/b and file://…/y"),
-        ("http://work/tmp/x, commit:/abc/def", "http://work/tmp/x, commit:/abc/def"),
+        ("'/tmp/quoted' (/srv/x)", "'…/quoted' (…/x)"),
+        ("unix:/tmp/a/b, /srv/a:/srv/b/c", "unix:…/b, …/a:…/c"),
+        ("ipc:///tmp/a/b and file:///srv/x/y", "ipc://…/b and file://…/y"),
+        ("http://srv/tmp/x, commit:/abc/def", "http://srv/tmp/x, commit:/abc/def"),
     ],
 )
 def test_paths_and_forms_of_secrets(text: str, clean: str) -> None:
-    assert Redaction([], folders=["tmp", "work"]).clean({text: [text]}) == {clean: [clean]}
+    assert Redaction([], folders=["tmp", "srv"]).clean({text: [text]}) == {clean: [clean]}
 
 
 def test_secrets_are_known_by_the_names_of_their_variables() -> None:
