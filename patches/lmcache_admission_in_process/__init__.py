@@ -29,7 +29,7 @@ PATCH = Patch(
         Target(
             f"{_BACKENDS}.connector.fs_connector",
             "FSConnector._get_file_and_tmp_path",
-            f"{_HERE}.remote:file_and_temporary",
+            "patches.lmcache_admission.wrappers:file_and_temporary",
             reviewed=("FSConnector",),
         ),
         Target(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from patches.framework import process
@@ -15,7 +13,7 @@ from patches.lmcache_admission.seal import check_speed
 from patches.lmcache_admission.serdes import EXACT_IN_PROCESS, check_in_process
 from patches.lmcache_admission.unprotected import require_acceptance
 
-__all__ = ["create_backends", "create_connector", "create_serde", "file_and_temporary", "redis_client"]
+__all__ = ["create_backends", "create_connector", "create_serde", "redis_client"]
 
 SEALED = {"FSConnector": "fs", "RedisConnector": "redis", "RESPConnector": "resp", "LMCServerConnector": "lm"}
 """LMCache's class of the connector, and the tier's name in counters."""
@@ -105,19 +103,6 @@ def create_serde(seam: Seam) -> Callable[..., Any]:
         return original(serde_type, metadata, config)
 
     return created
-
-
-def file_and_temporary(seam: Seam) -> Callable[..., tuple[Path, Path]]:
-    """A temporary name for each write: two writers of one key never share a file."""
-    original = seam.original
-
-    @wraps(original)
-    def paths(self: Any, key: Any) -> tuple[Path, Path]:
-        seam.count()
-        file, temporary = original(self, key)
-        return file, temporary.with_name(f"{uuid.uuid4().hex}.tmp")
-
-    return paths
 
 
 def redis_client(seam: Seam) -> type:

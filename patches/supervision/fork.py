@@ -74,9 +74,9 @@ def _claim(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    told = (rundir.PHASE, rundir.LOST, rundir.CANARY, rundir.SMOKE_PLAN, rundir.SMOKE_SO_FAR, rundir.VERDICT)
+    rundir.forget_opening(folder)
+    told = (rundir.LOST, rundir.CANARY, rundir.SMOKE_PLAN, rundir.SMOKE_SO_FAR)
     left = [folder / name for name in (*told, _BATTERY, SUPERVISOR)]
-    left += list(folder.glob(f"{rundir.HOLDS}*"))
     left += [path for name in (rundir.ROSTER, rundir.REFUSED) for path in (folder / name).iterdir()]
     kept = _cache_servers(folder / rundir.ROSTER)
     for path in left:
