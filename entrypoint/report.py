@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,16 @@ def fetch(base_url: str, api_key: str | None = None) -> dict[str, Any]:
 
 
 def newest_folder() -> Path | None:
-    """The run directory of this user's newest living server on this machine, else of the newest that ended, or None."""
+    """The run directory to report from, or None.
+
+    It is that of this user's newest living server on this machine, else of an LMCache server that lives without one,
+    else of the newest server that ended.
+    """
     named = rundir.current()
     if named is not None:
-        return named if (named / rundir.PHASE).exists() else None
+        return named if (named / rundir.PHASE).exists() or living.has_cache_server(named) else None
     folders = [path for path in living.private_folders() if (path / rundir.PHASE).exists()]
-    return next(filter(living.is_living, folders), folders[0] if folders else None)
+    return next(chain(filter(living.is_living, folders), living.cache_server_folders(), folders), None)
 
 
 def from_folder(folder: Path) -> dict[str, Any]:

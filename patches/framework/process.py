@@ -60,7 +60,7 @@ class Process:
         """Say what this process is; from now on it is part of the roster."""
         self.identity = {"role": role.value, "dp_rank": dp_rank, "rank": rank}
         run_dir = rundir.current()
-        if run_dir is None and role in (Role.API_SERVER, Role.LAUNCHER):
+        if run_dir is None and role in (Role.API_SERVER, Role.LAUNCHER, Role.LMCACHE_SERVER):
             run_dir = _adopt_run_dir()
         if run_dir is not None:
             with timing.phase("roster"):

@@ -27,7 +27,7 @@ def report(run_dir: Path) -> dict[str, Any]:
     verdict = rundir.read_json(run_dir / rundir.VERDICT)
     return {
         "schema": SCHEMA,
-        **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": "loading"}),
+        **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": _without_gate(processes)}),
         "history": _history(run_dir),
         "version": patches.__version__,
         "mode": processes[0]["mode"] if processes else None,
@@ -42,6 +42,11 @@ def report(run_dir: Path) -> dict[str, Any]:
         "smoke_so_far": [] if verdict else rundir.read_json(run_dir / rundir.SMOKE_SO_FAR) or [],
         "timings_ms": _timings(processes),
     }
+
+
+def _without_gate(processes: list[dict[str, Any]]) -> str:
+    """The phase where no API server has told one: it will, unless an LMCache server has the folder to itself."""
+    return "cache server" if {entry["role"] for entry in processes} == {Role.LMCACHE_SERVER.value} else "loading"
 
 
 def _history(run_dir: Path) -> list[dict[str, Any]]:

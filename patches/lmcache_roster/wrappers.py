@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from patches.framework import process
 from patches.framework.records import Role, Seam
+from patches.supervision import living
 
 __all__ = ["run_cache_server"]
 
@@ -19,6 +21,8 @@ def run_cache_server(seam: Seam) -> Callable[..., Any]:
     def start(*args: Any, **kwargs: Any) -> Any:
         seam.count()
         current = process.start()
+        for left in living.ended_cache_server_folders():
+            shutil.rmtree(left, ignore_errors=True)
         current.take_role(Role.LMCACHE_SERVER)
         current.verify_cache_server()
         started = seam.original(*args, **kwargs)

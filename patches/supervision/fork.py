@@ -14,7 +14,7 @@ from patches.framework import log, rundir
 from patches.framework.errors import EXIT_REFUSED, RunDirectoryError, SplintError
 from patches.supervision import SUPERVISOR_PID, is_supervised, processes
 from patches.supervision.command import is_headless, leaves_out
-from patches.supervision.living import SUPERVISOR
+from patches.supervision.living import CACHE_SERVER, SUPERVISOR
 from patches.supervision.members import read_object
 from patches.supervision.parent import HANDLED, Supervisor
 
@@ -26,7 +26,6 @@ __all__ = ["supervise"]
 
 _LOCK = "supervisor.lock"
 _BATTERY = "battery.json"
-_CACHE_SERVER = "lmcache_server"
 
 
 def supervise() -> None:
@@ -92,7 +91,7 @@ def _cache_servers(roster: Path) -> set[str]:
 def _is_cache_server(path: Path) -> bool:
     entry = read_object(path)
     state = processes.read_state(int(path.stem)) if path.stem.isdecimal() else None
-    return entry.get("role") == _CACHE_SERVER and state is not None and state.started == entry.get("start_time")
+    return entry.get("role") == CACHE_SERVER and state is not None and state.started == entry.get("start_time")
 
 
 def _fork(folder: Path, lock: int, *, private: bool) -> None:

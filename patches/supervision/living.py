@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 from patches.framework import rundir
@@ -13,9 +14,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["SUPERVISOR", "attested", "is_alive", "is_living", "private_folders"]
+__all__ = [
+    "CACHE_SERVER",
+    "SUPERVISOR",
+    "attested",
+    "cache_server_folders",
+    "ended_cache_server_folders",
+    "has_cache_server",
+    "is_alive",
+    "is_living",
+    "private_folders",
+]
 
 SUPERVISOR = "supervisor.json"
+CACHE_SERVER = "lmcache_server"
 
 
 def is_alive(pid: Any, started: Any) -> bool:
@@ -46,6 +58,43 @@ def is_living(folder: Path) -> bool:
 def _is_server(entry: Mapping[str, Any]) -> bool:
     """An LMCache server that shares the folder comes before its engine and outlives it."""
     return entry.get("role") in WATCHED
+
+
+def cache_server_folders() -> list[Path]:
+    """The private run directories in which an LMCache server of this user lives, the last to change first."""
+    living = filter(has_cache_server, _private())
+    return sorted(living, key=lambda path: (path / rundir.ROSTER).stat().st_mtime, reverse=True)
+
+
+def ended_cache_server_folders() -> list[Path]:
+    """What LMCache servers of this user and host have left, none of which an engine shared.
+
+    A web server that is told to end does so by the signal, so nothing is cleared away behind it.
+    """
+    return [path for path in _private() if _is_left(path, attested(path))]
+
+
+def _is_left(folder: Path, entries: list[dict[str, Any]]) -> bool:
+    marks = (folder / rundir.PHASE, folder / SUPERVISOR)
+    theirs = {(entry.get("role"), entry.get("host"), entry["alive"]) for entry in entries}
+    return theirs == {(CACHE_SERVER, socket.gethostname(), False)} and not any(mark.exists() for mark in marks)
+
+
+def _private() -> set[Path]:
+    """This user's run directories, in any order."""
+    return {path for base in set(rundir.bases()) for path in base.glob(f"{rundir.PREFIX}*") if _is_ours(path)}
+
+
+def has_cache_server(folder: Path) -> bool:
+    """Whether an LMCache server lives that attests in ``folder``."""
+    return any(entry["alive"] and entry.get("role") == CACHE_SERVER for entry in attested(folder))
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return folder.stat().st_uid == os.geteuid()
+    except OSError:  # it ends while we look
+        return False
 
 
 def private_folders() -> list[Path]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.servers import free_port
+from support.servers import engine_environment, free_port, lmcache_server
 
-from patches.framework import process
+from patches.framework import process, rundir
 from patches.framework.errors import AlreadyReplacedError
 from patches.framework.records import Seam
 from patches.lmcache_roster.wrappers import run_cache_server
+from patches.supervision import living
 
 pytest.importorskip("lmcache")
 HERE = Path(__file__).parents[2]
@@ -45,6 +47,29 @@ def test_a_refusal_ends_it_with_the_code_of_refusals(tmp_path: Path, words: list
     assert "this was found; wanted that. Do something." in ended.stderr
 
 
+def test_splint_report_finds_it_and_shows_its_patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that shares no engine's run directory has one of its own."""
+    environ = {**engine_environment(TMPDIR=str(tmp_path)), "XDG_RUNTIME_DIR": str(tmp_path)}
+    environ.pop(rundir.ENV, None)
+    with lmcache_server(tmp_path / "lmcache.log", environ=environ) as server:
+        shown = subprocess.run(
+            [sys.executable, "-m", "entrypoint.cli", "report", "--json"],
+            env=environ, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        told = json.loads(shown.stdout)
+        server.kill(signal.SIGTERM)
+    (entry,) = told["processes"]
+    assert (told["phase"], entry["role"], entry["alive"], entry["pid"]) == (
+        "cache server", "lmcache_server", True, server.process.pid if server.process else None,
+    )  # fmt: skip
+    states = {found["id"]: found["state"] for found in entry["patches"]}
+    assert states["lmcache_admission"] == states["lmcache_roster"] == "applied", states
+    assert "refused" not in states.values()
+    monkeypatch.delenv(rundir.ENV, raising=False)
+    monkeypatch.setattr(rundir, "bases", lambda: [tmp_path])
+    assert living.ended_cache_server_folders() == [Path(told["run_dir"])], "the next one clears it away"
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_changed_source_ends_the_start(tmp_path: Path) -> None:
@@ -62,7 +87,8 @@ def test_a_changed_source_ends_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reset_process")
-def test_a_patch_that_is_not_in_place_keeps_it_from_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_that_is_not_in_place_keeps_it_from_serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(rundir.ENV, str(tmp_path))
     served: list[str] = []
     start = run_cache_server(Seam("run_cache_server", lambda: served.append("served"), lambda: None))
     current = process.start()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.format_engines import FORMATS, HITS, Build, Engine, engine, same
+from support.format_engines import FORMATS, HITS, Build, Engine, engine, prompt, same
 from support.redis import Redis, redis_server
 from support.servers import LMCacheServer, Server, connector_config, lmcache_server, running
 from support.streams import Load, external_hits, until
@@ -52,35 +52,33 @@ def fresh(build: Build, level: dict[str, object], log: Path, name: str) -> Itera
         yield server
 
 
-def asked_until_found(server: Engine) -> tuple[list[float], int]:
-    """The first answer with hits: a second level is looked through while the prompt is computed."""
-    for _ in range(20):
-        answer, hits = server.ask()
-        if hits:
-            break
-        time.sleep(0.5)
-    return answer, hits
-
-
 def test_every_writer_and_every_reader_across_restarts_of_everything(
     build: Build, level: dict[str, object], tmp_path: Path
 ) -> None:
+    """Each format stores a prompt of its own; then each gets all four, on a second level that outlived the rest."""
     answers: dict[str, list[float]] = {}
     for name in FORMATS:
         with fresh(build, level, tmp_path / f"{name}.log", name) as writer:
-            answers[name], hits = writer.ask()
-            assert hits == 0, f"{name} after {[*answers][:-1]}"
-            assert same(answers[name], writer.cold(name))
-            until(lambda: writer.server.count("splint_lmcache_stored_tokens_total") >= 2 * HITS, 10)
-            stored = writer.server.count("splint_lmcache_stored_bytes_total")
-            assert stored / writer.server.count("splint_lmcache_stored_tokens_total") == TOKEN_BYTES[name]
-            time.sleep(2.0)  # the second level is written behind the engine's back
+            answers[name] = stored(writer, name)
     for name in FORMATS:
         with fresh(build, level, tmp_path / f"{name}.log", name) as reader:
-            answer, hits = asked_until_found(reader)
-            print(f"{level['type']}: {name} after restarts {hits} hits")
-            assert (hits, same(answer, answers[name])) == (HITS, True), name
+            for by in FORMATS:
+                answer, hits = reader.ask(prompt=prompt(by))
+                print(f"{level['type']}: {name} reads what {by} wrote: {hits} hits")
+                wanted = answers[name] if by == name else reader.cold(by, prompt=prompt(by))
+                assert (hits, same(answer, wanted)) == (HITS if by == name else 0, True), (by, name)
             assert reader.server.count("splint_lmcache_saved_tokens_total") == HITS
+
+
+def stored(writer: Engine, name: str) -> list[float]:
+    """The answer to the format's own prompt, once the second level has its KV."""
+    answer, hits = writer.ask(prompt=prompt(name))
+    assert (hits, same(answer, writer.cold(name, prompt=prompt(name)))) == (0, True)
+    until(lambda: writer.server.count("splint_lmcache_stored_tokens_total") >= 2 * HITS, 10)
+    size = writer.server.count("splint_lmcache_stored_bytes_total")
+    assert size / writer.server.count("splint_lmcache_stored_tokens_total") == TOKEN_BYTES[name]
+    time.sleep(2.0)  # the second level is written behind the engine's back
+    return answer
 
 
 @pytest.fixture

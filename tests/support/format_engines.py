@@ -13,7 +13,7 @@ import pytest
 
 from support.servers import LMCacheServer, Server, connector_config, running
 
-__all__ = ["FORMATS", "HITS", "Build", "Engine", "engine", "same"]
+__all__ = ["FORMATS", "HITS", "Build", "Engine", "engine", "prompt", "same"]
 
 HITS = 384
 """Tokens of the prompt that fill whole chunks of 128."""
@@ -28,6 +28,7 @@ Build = Callable[..., Server]
 
 
 def prompt(seed: str = "shared") -> list[int]:
+    """391 token ids, the same for the same seed."""
     chosen = random.Random(seed)
     return [chosen.randrange(10, 400) for _ in range(391)]
 
@@ -52,9 +53,9 @@ class Engine:
         found = re.findall(r"^vllm:external_prefix_cache_hits_total\{.*\} (\S+)$", answer.text, re.MULTILINE)
         return int(sum(map(float, found)))
 
-    def cold(self, seed: str) -> list[float]:
+    def cold(self, seed: str, **fields: Any) -> list[float]:
         """The answer without any cache: under a salt of its own."""
-        answer, hits = self.ask(cache_salt=f"cold {seed}")
+        answer, hits = self.ask(cache_salt=f"cold {seed}", **fields)
         assert hits == 0
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -163,6 +164,19 @@ def test_the_living_server_is_found_before_a_newer_one_that_was_killed(places: P
     os.utime(killed.folder / rundir.PHASE, (2e9, 2e9))
     assert living.private_folders() == [killed.folder, living_one.folder]
     assert health._folder() == report.newest_folder() == living_one.folder
+
+
+def test_an_lmcache_server_without_an_engine_is_reported_of_but_is_no_server_to_be_healthy(
+    places: Path, gone: int
+) -> None:
+    alone, left, shared = (rundir.prepare(places / f"splint-{name}") for name in ("alone", "left", "shared"))
+    for folder, pid in ((alone, os.getpid()), (left, gone), (shared, gone)):
+        own = {"role": "lmcache_server", "host": socket.gethostname(), "pid": pid, "start_time": started(os.getpid())}
+        rundir.write_json(folder / rundir.ROSTER / f"{pid}.json", own)
+    rundir.write_json(shared / rundir.PHASE, {"phase": "serving"})
+    assert report.newest_folder() == alone
+    assert living.ended_cache_server_folders() == [left]
+    assert health._folder() is None
 
 
 def test_a_killed_server_in_whose_place_another_process_runs_is_not_taken_for_living(places: Path) -> None:

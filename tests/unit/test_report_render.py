@@ -100,7 +100,7 @@ def test_the_named_run_directory_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_newest_private_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(rundir.ENV, raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(rundir, "bases", lambda: [tmp_path])
     folder = tmp_path / "splint-x"
     folder.mkdir()
     rundir.write_json(folder / rundir.PHASE, {"phase": "loading"})
