@@ -108,10 +108,17 @@ def _make(architecture: str, path: Path) -> None:
     try:
         _write_tokenizer(unfinished)
         _write_weights(architecture, unfinished)
-        unfinished.chmod(0o755)
+        _let_all_read(unfinished)
         _publish(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _let_all_read(folder: Path) -> None:
+    """Undo the owner-only modes of ``mkdtemp`` and safetensors: a server may run as any user."""
+    folder.chmod(0o755)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def _publish(unfinished: Path, path: Path) -> None:

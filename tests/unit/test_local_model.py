@@ -46,6 +46,13 @@ def test_a_model_has_weights_tokenizer_and_chat_template(models: Path, architect
     assert (path / "chat_template.jinja").read_text(encoding="utf-8") == model.CHAT_TEMPLATE
 
 
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_a_server_of_any_user_can_read_a_model(models: Path, architecture: str) -> None:
+    folder = next(models.glob(f"tiny-{architecture}-*"))
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o644"}
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
 def test_two_that_make_the_same_model_at_once_leave_one_and_no_rest(models: Path) -> None:
     assert sorted(path.name.rpartition("-")[0] for path in models.iterdir()) == ["tiny-mixtral", "tiny-qwen3_moe"]
 
