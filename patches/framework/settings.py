@@ -95,7 +95,8 @@ SETTINGS = (
     Setting(
         "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
         "0.5",
-        "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself).",
+        "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself)."
+        " An engine's first transfer, which the smoke tests make, may take SPLINT_LMCACHE_START_TIMEOUT_S.",
         values.seconds,
     ),
     Setting(

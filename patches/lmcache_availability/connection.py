@@ -9,7 +9,7 @@ from typing import Any
 
 from patches.framework import tallies
 from patches.framework.records import Seam
-from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, limit_s, message_s
+from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, first_limit_s, limit_s, message_s
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
 __all__ = ["cancel_streams", "close", "link_of", "query", "submit_request", "unlimited", "wait"]
@@ -100,7 +100,7 @@ def _ping(link: Link, client: Any, send: Callable[..., Any], payloads: list[Any]
 
 
 def _watched(future: Any, link: Link, operation: str, payloads: list[Any]) -> Any:
-    seconds = limit_s(operation)
+    seconds = first_limit_s(operation) if link.first(operation) else limit_s(operation)
     if seconds is not None:
         seconds += message_s(operation, payloads, link.token_bytes)
         # A silent server is still sent what releases its locks, but nothing waits for it.

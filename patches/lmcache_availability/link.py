@@ -57,6 +57,7 @@ class Link:
         self.epoch = 0
         self.state = State.ANSWERING
         self.closing = False
+        self._asked: set[str] = set()
         self._changed_at = float("-inf")
         self._watchers: list[tuple[threading.Event, Callable[[], None]]] = []
         self._lock = threading.Lock()
@@ -70,6 +71,12 @@ class Link:
     def lost(self) -> bool:
         """Whether the server is proven gone."""
         return self.state is State.LOST
+
+    def first(self, operation: str) -> bool:
+        """Whether this is the first request of its kind; True once for each."""
+        first = operation not in self._asked
+        self._asked.add(operation)
+        return first
 
     def takes_back(self, chunk_tokens: int) -> bool:
         """Whether a server with this chunk size may be used again; a misfit is logged once."""

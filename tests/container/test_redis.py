@@ -7,12 +7,9 @@ import subprocess
 import time
 
 import httpx
-import pytest
 from support.containers import ROOT, Compose, docker, wait_until
 from support.images import Images
 from support.servers import free_port
-
-pytestmark = pytest.mark.full
 
 PROMPTS = 12
 ADAPTER = json.dumps({"type": "resp", "host": "redis", "port": 6379}, separators=(",", ":"))

@@ -13,8 +13,6 @@ import pytest
 from support.containers import Compose, docker, wait_until
 from support.servers import free_port
 
-pytestmark = pytest.mark.full
-
 Nodes = Callable[..., Compose]
 
 
@@ -69,6 +67,7 @@ RUN echo '# another' >> "$(python3 -c 'import patches.kv_budget.shares as found;
 OTHER_NODE = "services: {node: {image: vllm-splint:other}}"
 
 
+@pytest.mark.full
 def test_a_node_with_another_patch_set_is_refused_by_name(nodes: Nodes, tmp_path: Path) -> None:
     docker("build", "--network=host", "-t", "vllm-splint:other", "-", stdin=OTHER_IMAGE)
     override = tmp_path / "other.yaml"

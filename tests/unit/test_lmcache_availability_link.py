@@ -121,6 +121,19 @@ def test_look_up_and_transfer_limits_together_stay_under_two_seconds() -> None:
     assert defaults["SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"] + defaults["SPLINT_LMCACHE_TRANSFER_TIMEOUT_S"] < 2
 
 
+def test_an_engines_first_transfer_may_take_as_long_as_a_start() -> None:
+    start, transfer = limits.start_limit_s(), limits.limit_s("commit_store")
+    assert transfer is not None
+    assert limits.first_limit_s("commit_store") == start > transfer
+    assert limits.first_limit_s("lookup") == limits.limit_s("lookup")
+    assert limits.first_limit_s("store") is None
+
+
+def test_only_the_first_request_of_a_kind_is_the_first() -> None:
+    link = Link()
+    assert [link.first("prepare_store"), link.first("commit_store"), link.first("prepare_store")] == [True, True, False]
+
+
 @pytest.mark.parametrize(("block", "chunk"), [(16, 256), (128, 256), (96, 192), (300, 300), (1056, 1056)])
 def test_server_command_names_a_chunk_size_that_is_a_multiple_of_the_block_size(block: int, chunk: int) -> None:
     command = server_command("tcp://127.0.0.1:5555", block)
