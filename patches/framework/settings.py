@@ -96,7 +96,7 @@ SETTINGS = (
         "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
         "0.5",
         "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself)."
-        " An engine's first transfer, which the smoke tests make, may take SPLINT_LMCACHE_START_TIMEOUT_S.",
+        " An engine's first store, which the smoke tests make, may take SPLINT_LMCACHE_START_TIMEOUT_S.",
         values.seconds,
     ),
     Setting(

@@ -13,6 +13,8 @@ _START = "SPLINT_LMCACHE_START_TIMEOUT_S"
 _LOOKUP = "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"
 _TRANSFER = "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S"
 
+_STORES = frozenset({"prepare_store", "commit_store"})
+
 LIMITED_BY = {
     "lookup": _LOOKUP,
     "query_prefetch_status": _LOOKUP,
@@ -52,11 +54,11 @@ def limit_s(operation: str) -> float | None:
 def first_limit_s(operation: str) -> float | None:
     """The same for an engine's first request of this kind.
 
-    A fresh server touches the memory of its cache for the first time in it, which took 0.6 s here on two busy cores.
-    The smoke tests make the first transfers, so no client waits; a server that answers them late is good.
+    In the first store a fresh server touches its memory for the first time, which took 0.6 s here on two busy cores.
+    The smoke tests make that store, so no client waits for it; a server that is late with it is good.
     """
     limit = limit_s(operation)
-    return max(limit, start_limit_s()) if limit is not None and LIMITED_BY[operation] == _TRANSFER else limit
+    return max(limit, start_limit_s()) if limit is not None and operation in _STORES else limit
 
 
 def message_s(operation: str, payloads: list[Any], token_bytes: float) -> float:

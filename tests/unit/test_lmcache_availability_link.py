@@ -121,10 +121,11 @@ def test_look_up_and_transfer_limits_together_stay_under_two_seconds() -> None:
     assert defaults["SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"] + defaults["SPLINT_LMCACHE_TRANSFER_TIMEOUT_S"] < 2
 
 
-def test_an_engines_first_transfer_may_take_as_long_as_a_start() -> None:
+def test_an_engines_first_store_may_take_as_long_as_a_start() -> None:
     start, transfer = limits.start_limit_s(), limits.limit_s("commit_store")
     assert transfer is not None
     assert limits.first_limit_s("commit_store") == start > transfer
+    assert limits.first_limit_s("prepare_retrieve") == limits.limit_s("prepare_retrieve")
     assert limits.first_limit_s("lookup") == limits.limit_s("lookup")
     assert limits.first_limit_s("store") is None
 
