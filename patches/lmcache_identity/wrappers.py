@@ -100,6 +100,7 @@ def register_kv_caches(seam: Seam) -> Callable[..., Any]:
     def register(self: Any, kv_caches: dict[str, Any]) -> Any:
         seam.count()
         _check(carried(getattr(self, "_kv_cache_config", None)), kv_caches)
+        _check_layout(self._vllm_config)
         return original(self, kv_caches)
 
     return register
@@ -127,6 +128,20 @@ def _check(profile: KVCacheProfile | None, kv_caches: Mapping[str, Any]) -> None
         check_tensors(profile, kv_caches)
     except MismatchError as error:
         process.refuse(ProfileError(error.found, error.wanted, "Nothing of it may enter the cache: report it, please."))
+
+
+def _check_layout(vllm_config: Any) -> None:
+    """Where vLLM does not say how blocks lie in memory, LMCache goes on and guesses it from the tensors' shapes."""
+    from lmcache.integration.vllm.utils import vllm_layout_hints
+
+    if "kv_layout" not in vllm_layout_hints(vllm_config):
+        process.refuse(
+            ProfileError(
+                "no KV cache layout that LMCache could ask vLLM for",
+                "the engine's resolved layout",
+                "Install a pair of releases that the README's table names.",
+            )
+        )
 
 
 def token_database(seam: Seam) -> Callable[..., None]:

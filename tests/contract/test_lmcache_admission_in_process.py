@@ -121,6 +121,22 @@ def test_without_the_numbers_int8_is_never_stored(
         written.ref_count_down()
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, "complex64"])
+def test_a_header_says_the_dtype_that_was_stored_or_there_is_none(dtype: str) -> None:
+    from lmcache.v1.memory_management import MemoryFormat
+    from lmcache.v1.protocol import RemoteMetadata, init_remote_metadata_info
+
+    init_remote_metadata_info(1)
+    kind = getattr(torch, dtype)
+    header = RemoteMetadata(64, [torch.Size([2, 1, 4, 8])], [kind], MemoryFormat.KV_2LTD)
+    if dtype == "complex64":
+        with pytest.raises(KeyError, match="complex64"):
+            header.serialize()
+        return
+    back = RemoteMetadata.deserialize(header.serialize())
+    assert (back.dtypes, back.shapes, back.length) == ([kind], [torch.Size([2, 1, 4, 8])], 64)
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_another_row_width_under_the_same_key_is_a_miss(urls: dict[str, str], tier: str) -> None:
     with opened(urls[tier]) as (engine, connector):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lmcache_tiers import apply, layout, make_tier
+from support.lmcache_tiers import Memory, apply, key, layout, load, make_tier, store
 
 from patches.framework.errors import EnvironmentRefusedError, MismatchError
 from patches.lmcache_admission import PATCH, serdes
@@ -46,6 +47,27 @@ def test_stock_takes_the_last_layout(registry: Any, monkeypatch: pytest.MonkeyPa
     apply(PATCH, monkeypatch, leave_out=["LayoutDescRegistry.register"])
     registry.register("model", 1, layout(["bfloat16"]))
     registry.register("model", 1, layout(["float16"]))
+
+
+def test_a_lossy_serde_does_to_wide_kv_what_it_does_in_stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one-byte KV is refused: through a sealed tier bfloat16 comes back as near as e4m3 can hold it."""
+    import torch
+    from lmcache.v1.distributed.serde.fp8 import Fp8QuantizationDeserializer, Fp8QuantizationSerializer
+
+    apply(PATCH, monkeypatch)
+    memory = Memory()
+    wide = layout(["bfloat16"])
+    narrow = layout(["uint8"], [wide.shapes[0].numel()])
+    (written,), (read,) = memory.random(wide, 1), memory.allocate(wide, 1)
+    (sent,), (came,) = memory.allocate(narrow, 1), memory.allocate(narrow, 1)
+    written.tensor.copy_(torch.linspace(-400, 400, written.tensor.numel()).view_as(written.tensor))
+    with make_tier("fs", tmp_path, serde="fp8") as tier:
+        assert Fp8QuantizationSerializer().serialize(written, sent, key(1)) == narrow.shapes[0].numel()
+        assert store(tier, [key(1)], [sent])
+        assert load(tier, [key(1)], [came]) == [0]
+        Fp8QuantizationDeserializer().deserialize(came, read, key(1))
+    assert torch.equal(read.tensor, written.tensor.to(torch.float8_e4m3fn).to(torch.bfloat16))
+    memory.close()
 
 
 def test_groups_of_another_layout_are_refused(registry: Any) -> None:

@@ -104,6 +104,19 @@ def test_a_layer_that_shares_anothers_cache_is_registered(answers: Any) -> None:
     assert answers["tensors_that_differ_from_the_profile"]["shared layer"] == "registered"
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("told", "registered"),
+        ("unresolved", "KV cache layout has not been resolved yet"),
+        ("neither", "no KV cache layout that LMCache could ask vLLM for"),
+    ],
+)
+def test_a_layout_that_vllm_does_not_tell_is_never_guessed(answers: Any, asked: str, found: str) -> None:
+    """LMCache#4870: it would log an error and take keys, values and heads to lie as they usually do."""
+    assert found in answers["layouts_that_vllm_tells_and_does_not_tell"][asked]
+
+
 def test_prompt_embeddings_are_neither_looked_up_nor_stored(answers: Any) -> None:
     assert answers["prompt_embeddings_are_neither_looked_up_nor_stored"] == [[0, False], None] * 2
 

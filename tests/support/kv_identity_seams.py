@@ -210,7 +210,7 @@ def _tensors(engine: Engine, **changes: Any) -> dict[str, Any]:
     return dict(zip(group.layer_names, views, strict=True))
 
 
-def _register(engine: Engine, tensors: dict[str, Any]) -> str:
+def _register(engine: Any, tensors: dict[str, Any]) -> str:
     """Whether the real connector gets as far as LMCache's own registration."""
     from lmcache.integration.vllm import lmcache_mp_connector as module
 
@@ -245,6 +245,27 @@ def tensors_that_differ_from_the_profile(model: str, _folder: Path) -> Any:
         "head size": _register(engine, _tensors(engine, head_size=32, head_size_v=32)),
         "unknown layer": _register(engine, {**right, "draft.layers.0.attn": torch.zeros(4, 2, 128, 128)}),
         "shared layer": _register(engine, {**right, "draft.layers.0.attn": next(iter(right.values()))}),
+    }
+
+
+def layouts_that_vllm_tells_and_does_not_tell(model: str, _folder: Path) -> Any:
+    """CacheConfig names the layout, or has not resolved it yet, or there is no such question in either place."""
+    from types import SimpleNamespace
+
+    engine = Engine(model)
+    tensors = _tensors(engine)
+    config = copy.copy(engine.config)
+    config.cache_config = copy.copy(config.cache_config)
+    config.cache_config.kv_cache_layout = None
+    try:
+        unresolved = _register(SimpleNamespace(kv_configs=engine.kv_configs, config=config), tensors)
+    except ValueError as error:
+        unresolved = str(error)
+    older = SimpleNamespace(cache_config=SimpleNamespace())
+    return {
+        "told": _register(engine, tensors),
+        "unresolved": unresolved,
+        "neither": _register(SimpleNamespace(kv_configs=engine.kv_configs, config=older), tensors),
     }
 
 
@@ -440,6 +461,7 @@ SCENARIOS = (
     vllms_bundled_connector_in_place_of_lmcaches,
     tensors_that_are_what_the_profile_says,
     tensors_that_differ_from_the_profile,
+    layouts_that_vllm_tells_and_does_not_tell,
     prompt_embeddings_are_neither_looked_up_nor_stored,
     adapters_by_content,
     keys_of_the_in_process_path,
