@@ -30,7 +30,14 @@ class CheckFailedError(Exception):
 
 
 class DoesNotApplyError(Exception):
-    """A check learnt that it has nothing to test; the message is the reason."""
+    """A check learnt that it has nothing to test; the message is the reason.
+
+    ``evidence`` holds what it found all the same.
+    """
+
+    def __init__(self, reason: str, evidence: Evidence | None = None) -> None:
+        self.evidence = evidence or {}
+        super().__init__(reason)
 
 
 class InTime:

@@ -70,6 +70,7 @@ def complete(
     """
     if not server.extensions:
         raise DoesNotApplyError(NO_EXTENSIONS)
+    asked = server.top  # another thread may lower it meanwhile
     body: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     if salt is not None:
         body["cache_salt"] = salt
@@ -79,21 +80,21 @@ def complete(
             prompt=prompt,
             max_tokens=max_tokens,
             temperature=0.0,
-            logprobs=server.top,
+            logprobs=asked,
             extra_headers={} if engine is None else {RANK_HEADER: str(engine)},
             extra_body=body,
         )
     except openai.APIStatusError as error:
         if reason := refusal(error):
             raise DoesNotApplyError(reason) from error
-        if (lower := _lower_limit(server, error)) is not None:
+        if (lower := _lower_limit(asked, error)) is not None:
             server.top = lower
             return complete(server, prompt, max_tokens, engine, salt)
         raise
     return _answer(completion.choices[0])
 
 
-def _lower_limit(server: Server, error: openai.APIStatusError) -> int | None:
-    """The server's ``--max-logprobs``, if ``error`` says that it is below what was asked for."""
+def _lower_limit(asked: int, error: openai.APIStatusError) -> int | None:
+    """The server's ``--max-logprobs``, if ``error`` says that it is below what was ``asked`` for."""
     limit = _MAX_ALLOWED.search(error.message)
-    return int(limit[1]) if limit and int(limit[1]) < server.top else None
+    return int(limit[1]) if limit and int(limit[1]) < asked else None

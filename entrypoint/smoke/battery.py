@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
+from typing import Any
 
 import httpx
 import openai
 
-from entrypoint.checking import CheckFailedError, DoesNotApplyError, InTime, Outcome, late
+from entrypoint.checking import CheckFailedError, DoesNotApplyError, Evidence, InTime, Outcome, late
 from entrypoint.smoke.check import Check, Context
 from patches.serving_gate.plan import CheckResult, Verdict
 
@@ -62,15 +63,36 @@ def _result(check: Check, context: Context, deadline: float) -> CheckResult:
 
 def _outcome(check: Check, context: Context) -> Outcome:
     try:
-        return "passed", "", check.run(context)
+        evidence = check.run(context)
     except DoesNotApplyError as reason:
-        return "skipped", str(reason), {}
+        return "skipped", str(reason), reason.evidence
     except CheckFailedError as failure:
         return "failed", str(failure), failure.evidence
     except (openai.OpenAIError, httpx.HTTPError) as error:
         return "failed", _unanswered(error), {}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return "failed", _malformed(error), {}
+    return "passed", "; ".join(_left_out(evidence)), evidence
+
+
+def _left_out(evidence: Evidence) -> list[str]:
+    """What a check that passed has not looked at, each reason once: evidence has it under ``skipped``."""
+    parts = dict.fromkeys(_skipped("", evidence))
+    return [f"without {part}: {reason}" for part, reason in parts]
+
+
+def _skipped(part: str, found: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(found, list):
+        for item in found:
+            yield from _skipped(part, item)
+    elif isinstance(found, dict):
+        for name, value in found.items():
+            if name != "skipped":
+                yield from _skipped(name, value)
+            elif isinstance(value, dict):
+                yield from value.items()
+            else:
+                yield part, value
 
 
 def _unanswered(error: Exception) -> str:

@@ -7,7 +7,7 @@ paid for that; a real batch that is more uneven than random ids needs memory bey
 The V2 runner takes mixture-of-experts models by default since 0.24; before that it is left alone.
 """
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _V1 = "vllm.v1.worker.gpu_model_runner"
 _V2 = "vllm.v1.worker.gpu.model_runner"
@@ -39,5 +39,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM's profile run draws its token ids under expert parallelism by default.",
     exercised_by="the profile run of each worker",
+    exercises=(Exercise(Role.WORKER, (_RUN,), frozenset({Feature.PROFILED})),),
     upstream=("vllm#57262",),
 )  # fmt: skip

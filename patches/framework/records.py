@@ -28,12 +28,21 @@ class Feature(str, Enum):
     """What a server has or has not, as far as it decides which seams its smoke tests must have called.
 
     PROBED: engines answer the control calls of the smoke tests. LMCACHE: ``LMCacheMPConnector`` stores and loads.
-    EXPERT_RANKS: data-parallel ranks with the experts of one model spread over them.
+    EXPERT_RANKS: data-parallel ranks with the experts of one model spread over them. ENGINE_DRIVEN, LMCACHE_DRIVEN:
+    workers, or the LMCache server, copy between the two. COMMAND: started by a command of vLLM's, which parses its
+    arguments. ONE_API_SERVER: and by the API server itself, because there is no other. PROFILED: GPU workers, which
+    run the model once before they plan a KV cache. MEASURED: and size it by the memory that the run leaves.
     """
 
     PROBED = "probed"
     LMCACHE = "lmcache"
     EXPERT_RANKS = "expert_ranks"
+    ENGINE_DRIVEN = "engine_driven"
+    LMCACHE_DRIVEN = "lmcache_driven"
+    COMMAND = "command"
+    ONE_API_SERVER = "one_api_server"
+    PROFILED = "profiled"
+    MEASURED = "measured"
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,9 @@ class Patch:
         upstream: Issues and pull requests, ``vllm#57270``; empty where no report is known.
         retires: What ends the patch's life.
         exercised_by: Which smoke check or event moves its call counters, for people.
-        exercises: The same for the smoke tests; empty where they can't bring the event about.
+        exercises: The same for the smoke tests.
+        unexercised: Why neither a start nor the smoke tests bring about the calls of those ``roles`` that
+            ``exercises`` leaves out; empty where it leaves out none.
         condition: ``module:function`` that returns None where the patch is needed on this machine,
             else the reason why not. Empty: needed everywhere.
     """
@@ -132,6 +143,7 @@ class Patch:
     exercised_by: str
     upstream: tuple[str, ...] = field(default=())
     exercises: tuple[Exercise, ...] = ()
+    unexercised: str = ""
     condition: str = ""
 
     def targets_for(self, version: str | None) -> tuple[Target, ...]:

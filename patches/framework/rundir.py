@@ -8,6 +8,7 @@ Layout, all files written whole (temporary name, then rename; they need not surv
     refused/<pid>.json     why a process refused to serve
     phase.json             {"phase": ..., "since": ..., "drain_s": ..., "history": ...}, by the first API server
     canary.json            {"reason": null or why it failed, "at": ..., "seconds": ...}, by the first API server
+    headless               this node has no API server, which would tell a phase: its head's gate is the one that counts
     lost.json              {"what": ...}: a part of the server on another node is gone, by an API server
     smoke.json             what the smoke tests are to prove; holds the secret, removed with the verdict
     smoke-so-far.json      the checks that have ended, while the others run
@@ -31,6 +32,7 @@ from patches.framework.errors import RunDirectoryError
 __all__ = [
     "CANARY",
     "ENV",
+    "HEADLESS",
     "HOLDS",
     "LOST",
     "PHASE",
@@ -58,6 +60,7 @@ SMOKE_PLAN = "smoke.json"
 SMOKE_SO_FAR = "smoke-so-far.json"
 VERDICT = "verdict.json"
 HOLDS = "holds-"
+HEADLESS = "headless"
 PREFIX = "splint-"
 
 
@@ -99,7 +102,7 @@ def prepare(path: Path) -> Path:
 
 def forget_opening(path: Path) -> None:
     """Take away what an earlier server said of its opening: phase, verdict, and who held requests for it."""
-    for left in (path / PHASE, path / VERDICT, *path.glob(f"{HOLDS}*")):
+    for left in (path / PHASE, path / VERDICT, path / HEADLESS, *path.glob(f"{HOLDS}*")):
         left.unlink(missing_ok=True)
 
 

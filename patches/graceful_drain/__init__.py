@@ -1,6 +1,6 @@
 """SIGTERM lets requests in flight end whole, unless the operator gave ``--shutdown-timeout``."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.graceful_drain.wrappers"
 _PARSER = f"{_WRAPPERS}:make_arg_parser"
@@ -19,5 +19,9 @@ PATCH = Patch(
     ),
     roles=frozenset({Role.API_SERVER, Role.LAUNCHER}),
     retires="vLLM drains by default, under several API servers too, and answers new requests with 503 meanwhile.",
-    exercised_by="the start of each server; its end",
+    exercised_by="the start of each server by a command of vLLM's; its end",
+    exercises=(
+        Exercise(Role.LAUNCHER, ("make_arg_parser",), frozenset({Feature.COMMAND})),
+        Exercise(Role.API_SERVER, ("make_arg_parser",), frozenset({Feature.COMMAND, Feature.ONE_API_SERVER})),
+    ),
 )

@@ -12,5 +12,7 @@ PATCH = Patch(
     roles=frozenset({Role.API_SERVER, Role.LAUNCHER, Role.ENGINE_CORE, Role.WORKER}),
     retires="vLLM's default becomes recompute.",
     exercised_by="the import of vLLM's configuration",
-    exercises=tuple(Exercise(role, ("config",)) for role in (Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER)),
+    exercises=tuple(
+        Exercise(role, ("config",)) for role in (Role.API_SERVER, Role.LAUNCHER, Role.ENGINE_CORE, Role.WORKER)
+    ),
 )

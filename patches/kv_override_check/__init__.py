@@ -1,6 +1,6 @@
 """KV cache that is asked for by number is held against what the device has, before anything is allocated."""
 
-from patches.framework.records import Exercise, Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _EXECUTOR = "vllm.v1.executor.abstract"
 _WRAPPERS = "patches.kv_override_check.wrappers"
@@ -23,6 +23,9 @@ PATCH = Patch(
     roles=frozenset({Role.ENGINE_CORE, Role.WORKER}),
     retires="vLLM checks both numbers against the memory of each worker.",
     exercised_by="the start of each engine core, and of each worker on a GPU",
-    exercises=(Exercise(Role.ENGINE_CORE, ("Executor.initialize_from_config",)),),
+    exercises=(
+        Exercise(Role.ENGINE_CORE, ("Executor.initialize_from_config",)),
+        Exercise(Role.WORKER, ("Worker.determine_available_memory",), frozenset({Feature.PROFILED})),
+    ),
     upstream=("vllm#22234",),
 )

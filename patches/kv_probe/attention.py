@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from patches.kv_probe.blocks import Groups
 from patches.kv_probe.reference import Kernel, attend
 
 __all__ = ["attention", "blocks_needed"]
+
+logger = logging.getLogger(__name__)
 
 _OVER = 5
 _SHORT = 3
@@ -27,6 +30,10 @@ _STORED = {
     "fp8_e5m2": "float8_e5m2",
 }
 """What a ``--kv-cache-dtype`` stores, by torch's name; empty for the dtype that the model computes in."""
+_BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER"})
+"""Backends whose metadata builders ask for no more than a batch has that stands alone."""
+_BROKEN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a trial raises that has not come to an answer, torch's own errors included."""
 
 
 @dataclass(frozen=True)
@@ -66,34 +73,29 @@ def attention(worker: Any, groups: Groups, seed: int) -> dict[str, Any]:
     """Hold one layer of every attention group against the reference.
 
     Returns:
-        ``layers`` by name, each with the largest error and the bound at that place for each batch, and ``skipped``
-        layers with the reason.
+        ``layers`` by name, each with the largest error and the bound at that place for each batch, ``skipped`` layers
+        with the reason, and ``broken`` ones with the error that their trial ended in.
     """
     from vllm.config import set_current_vllm_config
 
-    found: dict[str, Any] = {"rank": worker.rank, "layers": {}, "skipped": {}}
+    found: dict[str, Any] = {"rank": worker.rank, "layers": {}, "skipped": {}, "broken": {}}
     with set_current_vllm_config(worker.vllm_config):
         for group, layer in _first_layers(worker):
-            reason = _reason(worker, group, layer)
-            if reason is None:
-                ids = groups[group.kv_cache_group_id]
-                reason = _try(_Trial(worker, group, layer, ids, seed), found["layers"])
-            if reason:
+            if reason := _reason(worker, group, layer):
                 found["skipped"][layer.layer_name] = reason
+                continue
+            try:
+                found["layers"][layer.layer_name] = _Trial(
+                    worker, group, layer, groups[group.kv_cache_group_id], seed
+                ).run()
+            except _BROKEN as error:
+                logger.exception("The attention of %s could not be tried.", layer.layer_name)
+                found["broken"][layer.layer_name] = _said(layer, error)
     return found
 
 
-def _try(trial: _Trial, layers: dict[str, Any]) -> str | None:
-    """Put the layer's numbers into ``layers``, or say why there are none.
-
-    Backends want their metadata in forms of their own. One that this trial can't serve is not a fault of the server:
-    its attention is on the way of every answer that the other checks compare.
-    """
-    try:
-        layers[trial.layer.layer_name] = trial.run()
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError) as error:
-        return f"{trial.layer.attn_backend.get_name()} can't be tried alone: {type(error).__name__}: {error}"[:300]
-    return None
+def _said(layer: Any, error: Exception) -> str:
+    return f"{type(error).__name__} in {layer.attn_backend.get_name()}: {error}"[:300]
 
 
 def _first_layers(worker: Any) -> Iterator[tuple[Any, Any]]:
@@ -108,7 +110,9 @@ def _reason(worker: Any, group: Any, layer: Any) -> str | None:
     if type(layer).__name__ != "Attention" or getattr(layer, "attn_type", "") != "decoder":
         return f"no reference for {type(layer).__name__} layers"
     longest = _lengths(group.kv_cache_spec.block_size)[0]
+    backend = layer.attn_backend.get_name()
     hindrances = {
+        f"the backend {backend}": backend not in _BACKENDS,
         f"the KV dtype {layer.kv_cache_dtype}": layer.kv_cache_dtype not in _STORED,
         "layers on another layer's cache": layer.kv_sharing_target_layer_name is not None,
         "sinks or ALiBi": layer.has_sink or getattr(layer.impl, "alibi_slopes", None) is not None,

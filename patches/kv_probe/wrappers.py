@@ -11,19 +11,17 @@ from patches.framework.records import Seam
 
 __all__ = ["check_closed", "engine_core", "worker"]
 
-CLOSED = frozenset({None, "smoke"})
-"""Phases of a node's server in which nobody is served; a node without an API server has none."""
-
 
 def check_closed() -> None:
-    """Refuse every probe once this node's server has left its smoke tests, whoever asks.
+    """Refuse every probe but in this node's smoke tests, or for its head where it is headless, whoever asks.
 
     Raises:
-        GateOpenError: it has.
+        GateOpenError: nothing says so.
     """
     run_dir = rundir.current()
     phase = ((rundir.read_json(run_dir / rundir.PHASE) if run_dir else None) or {}).get("phase")
-    if phase not in CLOSED:
+    headless = run_dir is not None and phase is None and (run_dir / rundir.HEADLESS).exists()
+    if phase != "smoke" and not headless:
         raise GateOpenError(
             f"a control call of the smoke tests in phase {phase!r}",
             "one while the gate is closed",

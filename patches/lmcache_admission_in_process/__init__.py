@@ -47,4 +47,5 @@ PATCH = Patch(
     upstream=("LMCache#2517",),
     retires="LMCache checks what it loads against a checksum and the layout it expects.",
     exercised_by="every object that the in-process connector allocates, stores or loads",
+    unexercised="The smoke tests move nothing through LMCacheConnectorV1, which is for servers that accept its limits.",
 )

@@ -157,6 +157,16 @@ def _unfit(links: list[Link]) -> RefusedError | None:
     return None
 
 
+def _mode(transfer: Any) -> str:
+    """Who copies between a worker and its LMCache server, by LMCache's name for it."""
+    from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
+    from lmcache.v1.multiprocess.transfer_mode import MPTransferMode
+
+    driven_by_engine = isinstance(transfer, EngineDrivenTransferContext)
+    mode = MPTransferMode.ENGINE_DRIVEN if driven_by_engine else MPTransferMode.LMCACHE_DRIVEN
+    return str(mode.value)
+
+
 def submit_registration(seam: Seam) -> Callable[..., Any]:
     """Tell a server that will never answer a registration from one that is busy with it.
 
@@ -168,6 +178,8 @@ def submit_registration(seam: Seam) -> Callable[..., Any]:
     @wraps(original)
     def submit(self: Any, send: Callable[[], Any]) -> Any:
         seam.count()
+        if (current := process.current()) is not None:
+            current.note(lmcache_transfer=_mode(self))
         registration = original(self, send)
         question = unlimited(self._req_client.get_chunk_size())
         if question.wait(REGISTRATION_LIMIT_S) and not registration.wait(ORDER_GRACE_S):

@@ -1,6 +1,6 @@
 """Between a worker and its LMCache server bytes are copied, never numbers converted."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _CONTEXTS = "lmcache.v1.multiprocess.transfer_context"
 _WRAPPERS = "patches.lmcache_exact_transfer.wrappers"
@@ -25,4 +25,12 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="LMCache refuses to copy between different dtypes.",
     exercised_by="every store and load of a worker in engine_driven mode",
+    exercises=(
+        # Every worker loads; of those that hold the same bytes (MLA) only one stores.
+        Exercise(
+            Role.WORKER,
+            ("EngineDrivenContextPickle.prepare_retrieve", "EngineDrivenContextShm.prepare_retrieve"),
+            frozenset({Feature.LMCACHE, Feature.PROBED, Feature.ENGINE_DRIVEN}),
+        ),
+    ),
 )

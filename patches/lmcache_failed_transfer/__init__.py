@@ -1,8 +1,9 @@
 """A store or load that fails inside the LMCache server is answered, so that nobody waits for it for ever."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _MODULE = "lmcache.v1.multiprocess.modules.lmcache_driven_transfer"
+_MOVED = frozenset({Feature.LMCACHE, Feature.PROBED, Feature.LMCACHE_DRIVEN})
 _WRAPPERS = "patches.lmcache_failed_transfer.wrappers"
 
 PATCH = Patch(
@@ -19,4 +20,8 @@ PATCH = Patch(
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache answers a request whose handler failed.",
     exercised_by="every store and load of lmcache_driven mode",
+    exercises=(
+        Exercise(Role.LMCACHE_SERVER, ("LMCacheDrivenTransferModule.store",), _MOVED),
+        Exercise(Role.LMCACHE_SERVER, ("LMCacheDrivenTransferModule.retrieve",), _MOVED),
+    ),
 )

@@ -21,5 +21,5 @@ PATCH = Patch(
     upstream=("LMCache#4463", "LMCache#4614", "vllm#42911"),
     retires="LMCache removes its in-process connector, or makes it read the packed layout.",
     exercised_by="the configuration of every engine",
-    exercises=(Exercise(Role.API_SERVER, ("EngineArgs.create_engine_config",)),),
+    exercises=tuple(Exercise(role, ("EngineArgs.create_engine_config",)) for role in (Role.API_SERVER, Role.LAUNCHER)),
 )

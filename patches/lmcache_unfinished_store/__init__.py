@@ -21,4 +21,5 @@ PATCH = Patch(
     roles=frozenset({Role.LMCACHE_SERVER}),
     retires="LMCache discards pending writes when it releases an instance.",
     exercised_by="the end of a worker, or its silence beyond the reap time",
+    unexercised="A worker would have to end while it stores.",
 )

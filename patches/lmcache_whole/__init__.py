@@ -24,4 +24,5 @@ PATCH = Patch(
     roles=frozenset({Role.ENGINE_CORE, Role.WORKER, Role.LMCACHE_SERVER}),
     retires="LMCache ends where it can't do what it was configured for.",
     exercised_by="the start of an in-process LMCache; the first operation on a GPU",
+    unexercised="It speaks up where a start fails; the smoke tests make none fail.",
 )

@@ -19,5 +19,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM 0.26.0 sets kv_quant_mode in the spec itself.",
     exercised_by="the KV-cache spec of every MLA layer, while a worker starts",
+    unexercised="It is for releases before those that the smoke tests have been run on.",
     upstream=("vllm#47722", "vllm#48378", "vllm#48405", "vllm#48896", "vllm#48379"),
 )

@@ -40,4 +40,5 @@ PATCH = Patch(
     upstream=("vllm#46106", "vllm#46107", "vllm#46116"),
     retires="vLLM 0.27 reads the rank that the router names (vllm#46116).",
     exercised_by="the start of a MoRIIO connector, and each prompt whose KV a decode engine is to read",
+    unexercised="It is for releases before those that the smoke tests have been run on.",
 )

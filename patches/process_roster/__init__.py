@@ -13,7 +13,7 @@ PATCH = Patch(
     targets=(
         Target("vllm.entrypoints.launchers.api_server.entry", "run_server_worker", f"{_WRAPPERS}:run_server_worker"),
         Target("vllm.entrypoints.cli.serve", "run_multi_api_server", f"{_WRAPPERS}:launcher"),
-        Target("vllm.entrypoints.cli.serve", "run_headless", f"{_WRAPPERS}:launcher"),
+        Target("vllm.entrypoints.cli.serve", "run_headless", f"{_WRAPPERS}:headless"),
         Target("vllm.v1.engine.core", "EngineCoreProc.run_engine_core", f"{_WRAPPERS}:run_engine_core"),
         Target("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main", f"{_WRAPPERS}:worker_main"),
         Target("vllm.v1.engine.coordinator", "DPCoordinatorProc.run_coordinator", f"{_WRAPPERS}:run_coordinator"),

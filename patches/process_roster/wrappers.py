@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -11,8 +12,9 @@ from patches.framework import process, rundir
 from patches.framework.records import Role, Seam
 from patches.lmcache_identity.carrying import require_identity
 from patches.supervision import SUPERVISOR_PID
+from patches.supervision.command import is_serving
 
-__all__ = ["launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
+__all__ = ["headless", "launcher", "run_coordinator", "run_engine_core", "run_server_worker", "worker_main"]
 
 
 def _noting(seam: Seam, note: Callable[..., None]) -> Callable[..., Any]:
@@ -30,6 +32,7 @@ def run_server_worker(seam: Seam) -> Callable[..., Any]:
 
     def note(_address: str, _sock: Any, _args: Any, client_config: dict[str, Any] | None = None, **_: Any) -> None:
         process.start().take_role(Role.API_SERVER, rank=(client_config or {}).get("client_index", 0))
+        _note_command()
 
     return _noting(seam, note)
 
@@ -43,11 +46,31 @@ def launcher(seam: Seam) -> Callable[..., Any]:
 
     def note(*_args: Any, **_kwargs: Any) -> None:
         process.start().take_role(Role.LAUNCHER)
+        _note_command()
         folder = rundir.current()
         if folder is not None and SUPERVISOR_PID not in os.environ:
             rundir.forget_opening(folder)
 
     return _noting(seam, note)
+
+
+def _note_command() -> None:
+    """Whether a command of vLLM's runs here, which parses its arguments, or a program that has made them itself."""
+    process.start().note(command=is_serving(sys.orig_argv))
+
+
+def headless(seam: Seam) -> Callable[..., Any]:
+    """The parent of the engines of a headless node, whose server tells no phases."""
+    start = launcher(seam)
+
+    @wraps(seam.original)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        folder = rundir.current()
+        if folder is not None:
+            (rundir.prepare(folder) / rundir.HEADLESS).touch()
+        return start(*args, **kwargs)
+
+    return marked
 
 
 def run_engine_core(seam: Seam) -> Callable[..., Any]:

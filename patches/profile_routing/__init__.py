@@ -23,5 +23,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM 0.31 marks the tokens of a dummy batch as padding outside profile runs only.",
     exercised_by="the profile run of each worker with the V2 runner",
+    unexercised="It is for releases before those that the smoke tests have been run on.",
     upstream=("vllm#57270",),
 )

@@ -1,6 +1,6 @@
 """A neighbour that frees memory while a worker profiles no longer ends the worker, nor swells its KV cache unseen."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 PATCH = Patch(
     id="profiling_neighbour",
@@ -18,5 +18,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     retires="vLLM measures the memory of its own process, or falls back to it on every platform.",
     exercised_by="the memory profiling of each worker on a GPU; a neighbour that frees memory meanwhile",
+    exercises=(Exercise(Role.WORKER, ("memory_profiling",), frozenset({Feature.MEASURED})),),
     upstream=("vllm#56830", "vllm#53591"),
 )

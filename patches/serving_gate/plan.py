@@ -9,11 +9,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["SMOKE_HEADER", "CheckResult", "SmokePlan", "Verdict"]
+__all__ = ["CONTROL_PREFIX", "MP_CONNECTOR", "SMOKE_HEADER", "CheckResult", "SmokePlan", "Verdict", "is_lmcache"]
 
 SMOKE_HEADER = "x-splint-smoke"
 CONTROL_PREFIX = "/splint/control"
+MP_CONNECTOR = "LMCacheMPConnector"
 SCHEMA = 1
+
+
+def is_lmcache(connector: str) -> bool:
+    """Whether a KV connector of this name is LMCache's."""
+    return "lmcache" in connector.lower()
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class SmokePlan:
         prefix_caching: Whether the engine keeps a prefix cache.
         chunked_prefill: Whether the scheduler may cut a prefill into chunks.
         connector: KV connector's name, or None.
+        connectors: Its name, and those of the connectors inside it (``MultiConnector``).
         kv_role: ``kv_both``, ``kv_producer``, ``kv_consumer`` or None.
         chunk_tokens: LMCache's chunk size in tokens, or None.
         dp_ranks: The data-parallel ranks whose engines this node starts.
@@ -68,6 +75,7 @@ class SmokePlan:
     level: str = "full"
     timeout_s: float = 120.0
     connector: str | None = None
+    connectors: tuple[str, ...] = ()
     kv_role: str | None = None
     chunk_tokens: int | None = None
     logprobs_mode: str = "raw_logprobs"
@@ -75,13 +83,17 @@ class SmokePlan:
     ca_file: str | None = None
     api_key: str | None = None
 
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The data-parallel ranks that this server sends requests to, its own first."""
+        return (*self.dp_ranks, *self.other_ranks)
+
     def address(self, rank: int) -> int | None:
         """What the header X-data-parallel-rank must say to reach ``rank``; None where there is no other to reach.
 
         It counts from the first rank that this server sends requests to.
         """
-        ranks = (*self.dp_ranks, *self.other_ranks)
-        return ranks.index(rank) if len(ranks) > 1 else None
+        return self.served.index(rank) if len(self.served) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -90,7 +102,9 @@ class SmokePlan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SmokePlan:
         """The inverse of :meth:`to_json`."""
-        tuples = {name: tuple(data[name]) for name in ("dp_ranks", "other_ranks", "expected_roster", "features")}
+        tuples = {
+            name: tuple(data[name]) for name in ("dp_ranks", "other_ranks", "expected_roster", "features", "connectors")
+        }
         return cls(**{**data, **tuples})
 
 

@@ -1,6 +1,6 @@
 """A persisted start-up plan belongs to one DP rank, and is applied by all workers of an engine or by none."""
 
-from patches.framework.records import Patch, Role, Target
+from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _MODULE = "vllm.v1.worker.startup_plan"
 _WRAPPERS = "patches.startup_plan_rank.wrappers"
@@ -25,5 +25,6 @@ PATCH = Patch(
     roles=frozenset({Role.WORKER}),
     upstream=("vllm#47388",),
     retires="vLLM keys the plan by data-parallel rank and lets all ranks decide alike.",
-    exercised_by="VLLM_ENABLE_STARTUP_PLAN=1, before the profile run of each worker",
+    exercised_by="the start of each worker on a GPU, before its profile run; VLLM_ENABLE_STARTUP_PLAN=1",
+    exercises=(Exercise(Role.WORKER, ("maybe_apply_startup_plan",), frozenset({Feature.PROFILED})),),
 )

@@ -25,7 +25,7 @@ SCRAPES_FOR_S = 15
 def program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"no {name} on this machine (Debian's package prometheus has it)")
+        raise FileNotFoundError(f"found no {name}; wanted one. Install Debian's package prometheus, which has it.")
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+from websockets.sync.client import connect
 
 __all__ = ["Tab", "browser"]
 
@@ -99,18 +99,21 @@ class Tab:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Tab]:
-    """A tab of a fresh browser whose profile lies in ``folder``; the test is skipped where there is none."""
+    """A tab of a fresh browser whose profile lies in ``folder``.
+
+    Raises:
+        FileNotFoundError: there is none on this machine.
+    """
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        pytest.skip("no Chromium on this machine (Debian's package is called chromium)")
-    sockets = pytest.importorskip("websockets.sync.client")
+        raise FileNotFoundError(f"found none of {', '.join(_NAMES)}; wanted one. Install Debian's package chromium.")
     command = [
         program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            with sockets.connect(_address(folder, process), max_size=None) as socket:
+            with connect(_address(folder, process), max_size=None) as socket:
                 yield Tab(socket)
         finally:
             process.terminate()

@@ -49,6 +49,8 @@ class Engine:
     takes_any_length: bool = False
     mixes_up: bool = False
     nan_after: int = 10**9
+    shifted_rank: int | None = None
+    forgets_logprobs: bool = False
     silent: bool = False
     plain: bool = False
     miscounts: bool = False
@@ -93,6 +95,8 @@ class Engine:
         tokens, steps = list(self.of_whom(prompt)), []
         for step in range(length):
             steps.append(self.distribution(tokens, top, wrong=self.wrong(source, step)))
+            if rank == self.shifted_rank:
+                steps[-1] = {token: value + 10.0 for token, value in steps[-1].items()}
             tokens.append(max(steps[-1], key=steps[-1].__getitem__))
         generated = tokens[len(prompt) :]
         text, finish_reason = self.text(generated, body.get("stop"))
@@ -101,7 +105,7 @@ class Engine:
             "id": "x", "object": "text_completion", "created": 0, "model": "tiny",
             "choices": [{
                 "index": 0, "text": text, "finish_reason": finish_reason, "token_ids": generated,
-                "logprobs": {
+                "logprobs": None if self.forgets_logprobs else {
                     "top_logprobs": named, "tokens": [], "text_offset": [],
                     "token_logprobs": [float("nan") if len(prompt) > self.nan_after else max(step.values())
                                        for step in steps],
@@ -250,6 +254,7 @@ class Handler(BaseHTTPRequestHandler):
 PLAN = SmokePlan(
     base_url="", secret=SECRET, model="tiny", runner="generate", max_model_len=512, block_size=BLOCK, vocab_size=512,
     prefix_caching=True, dp_ranks=(0, 1), cache_dtype="auto", expected_roster=(), connector="LMCacheMPConnector",
+    connectors=("LMCacheMPConnector",),
     kv_role="kv_both", chunk_tokens=CHUNK, timeout_s=30.0,
 )  # fmt: skip
 

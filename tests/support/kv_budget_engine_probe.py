@@ -20,6 +20,7 @@ from patches.kv_budget.channel import Channel
 from support.kv_budget_probe import splitting_twice
 from support.simulated_ranks import hello, store
 from support.tiny_config import tiny_config
+from support.told_executor import told_executor
 
 __all__ = ["outcomes"]
 
@@ -28,32 +29,15 @@ RANKS = [[100 * 16384, 95 * 16384], [91 * 16384, 90 * 16384 + 5]]
 
 
 def _executor(config: Any, memory: list[int]) -> Any:
-    from vllm.v1.executor.abstract import Executor
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float16)
-    answers = {
-        "get_kv_cache_spec": [{f"layer.{number}": spec for number in range(4)} for _ in memory],
-        "get_supported_kv_cache_layouts": [["LBNHC"] for _ in memory],
-        "determine_available_memory": list(memory),
-    }
-
-    class Told(Executor):  # type: ignore[misc]
-        allocated: list[int]
-
-        def __init__(self) -> None:
-            self.vllm_config = config
-
-        def _init_executor(self) -> None: ...
-
-        def check_health(self) -> None: ...
-
-        def collective_rpc(self, method: str, *_: Any, args: tuple[Any, ...] = (), **__: Any) -> Any:
-            if method == "initialize_from_config":
-                self.allocated = [found.num_blocks for found in args[0]]
-            return answers.get(method, [])
-
-    return Told()
+    return told_executor(
+        config,
+        memory,
+        get_kv_cache_spec=[{f"layer.{number}": spec for number in range(4)} for _ in memory],
+        get_supported_kv_cache_layouts=[["LBNHC"] for _ in memory],
+    )
 
 
 def _initialise(ranks: list[list[int]]) -> list[dict[str, Any]]:

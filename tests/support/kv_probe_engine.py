@@ -90,12 +90,20 @@ def values_are_written_one_token_late(worker: Any) -> None:
     )  # fmt: skip
 
 
+def a_trial_breaks_off(worker: Any) -> None:
+    def broken(*_args: Any, **_kwargs: Any) -> Any:
+        raise AttributeError("no such field")
+
+    _keep(worker, _layers(worker)[0].impl, "forward", broken)
+
+
 SABOTAGES: dict[str, tuple[str, bool]] = {
     "two_layers_share_memory": ("kv_round_trip", False),
     "one_bit_flips_on_the_way_back": ("kv_round_trip", True),
     "nothing_comes_back": ("kv_round_trip", True),
     "another_format_is_read": ("attention", False),
     "values_are_written_one_token_late": ("attention", False),
+    "a_trial_breaks_off": ("attention", False),
 }
 """Which probe each is for, and whether it needs a connector."""
 
@@ -115,6 +123,7 @@ def main(model: str, kv_dtype: str, connector: str) -> dict[str, Any]:
     def probe(name: str) -> Any:
         return core.call_utility("splint_probe", name)
 
+    rundir.write_json(run / rundir.PHASE, {"phase": "smoke"})
     found = {"none": {name: probe(name) for name in ("kv_round_trip", "attention")}}
     for sabotage, (name, needs_connector) in SABOTAGES.items():
         if needs_connector and not connector:

@@ -17,6 +17,7 @@ import torch
 from support.patching import patch_states, take_back
 from support.planning import kv_cache_configs
 from support.tiny_config import tiny_config
+from support.told_executor import told_executor
 
 __all__ = ["outcomes"]
 
@@ -117,34 +118,12 @@ def _plan(override: int | None, blocks: list[int]) -> Any:
 
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float16)
     specs = [{f"model.layers.{layer}.attn": spec for layer in range(4)} for _ in blocks]
-    executor = _executor(config, [count * BLOCK_BYTES for count in blocks])
+    executor = told_executor(config, [count * BLOCK_BYTES for count in blocks])
     try:
         executor.initialize_from_config(kv_cache_configs(config, specs, executor.determine_available_memory()))
     except Exception as error:  # noqa: BLE001  (the test looks at what it is)
         return f"{type(error).__name__}: {error}"
     return executor.allocated
-
-
-def _executor(config: Any, memory: list[int]) -> Any:
-    """The engine's side of workers that have ``memory`` bytes each; ``allocated`` is the blocks that they were told."""
-    from vllm.v1.executor.abstract import Executor
-
-    class Told(Executor):  # type: ignore[misc]
-        allocated: list[int]
-
-        def __init__(self) -> None:
-            self.vllm_config = config
-
-        def _init_executor(self) -> None: ...
-
-        def check_health(self) -> None: ...
-
-        def collective_rpc(self, method: str, *_: Any, args: tuple[Any, ...] = (), **__: Any) -> Any:
-            if method == "initialize_from_config":
-                self.allocated = [found.num_blocks for found in args[0]]
-            return list(memory) if method == "determine_available_memory" else []
-
-    return Told()
 
 
 SCENARIOS: dict[str, dict[str, Any]] = {

@@ -168,6 +168,8 @@ def test_api_servers_of_a_program_do_not_open_on_an_earlier_servers_verdict(
     left = [tmp_path / name for name in (rundir.PHASE, rundir.VERDICT, f"{rundir.HOLDS}1")]
     for path in left:
         path.write_text("{}")
-    monkeypatch.setattr("patches.framework.process.start", lambda: SimpleNamespace(take_role=lambda _role: None))
+    monkeypatch.setattr(
+        "patches.framework.process.start", lambda: SimpleNamespace(take_role=lambda _role: None, note=lambda **_: None)
+    )
     wrappers.launcher(Seam("x:y", lambda: None, lambda: None))()
     assert [path.exists() for path in left] == [supervised] * 3

@@ -63,9 +63,11 @@ def test_an_engine_that_is_wrong_by_chance_is_not_taken_for_a_noisy_one(run: Run
     assert (result.status, "Do not serve" in result.reason) == ("failed", True)
 
 
-def test_a_model_that_ignores_its_prompt_is_served_and_the_verdict_says_so(run: Run) -> None:
+def test_a_model_that_ignores_its_prompt_is_not_said_to_have_been_compared(run: Run) -> None:
     result = run(Engine(ignores_prompt=True), "kv_series")["kv_series"]
-    assert (result.status, result.evidence["comparison"][:8]) == ("passed", "not made")
+    assert result.status == "skipped"
+    assert "answers move by 0 nats when the cached tokens are others" in result.reason
+    assert result.evidence["external_hit_tokens"] == {"0": 64, "1": 64}
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -94,8 +96,18 @@ def test_a_late_store_is_waited_for_with_new_prompts(run: Run) -> None:
     ("changes", "part", "reason"),
     [
         ({"prefix_caching": False}, "prefix_hit", "prefix caching is off"),
-        ({"connector": None}, "external_hit", "no KV connector"),
-        ({"connector": "NixlConnector", "chunk_tokens": None}, "external_hit", "NixlConnector keeps no chunks"),
+        ({"connector": None, "connectors": (), "chunk_tokens": None}, "external_hit", "no KV connector"),
+        (
+            {"connector": "NixlConnector", "connectors": ("NixlConnector",), "chunk_tokens": None},
+            "external_hit",
+            "LMCache is not in the KV connector, NixlConnector",
+        ),
+        (
+            {"connector": "LMCacheConnectorV1", "connectors": ("LMCacheConnectorV1",), "chunk_tokens": None},
+            "external_hit",
+            "LMCacheConnectorV1 keeps its chunks inside each engine",
+        ),
+        ({"chunk_tokens": None}, "external_hit", "lmcache_availability, which tells LMCache's chunk size, is left out"),
         ({"kv_role": "kv_producer"}, "external_hit", "kv_producer"),
         ({"chunk_tokens": 512}, "external_hit", "no room for an LMCache chunk of 512"),
     ],
@@ -107,6 +119,7 @@ def test_a_part_that_does_not_apply_says_why(run: Run, changes: dict[str, Any], 
     result = run(engine, "kv_series", **changes)["kv_series"]
     assert result.status == "passed"
     assert reason in result.evidence[part]["skipped"]
+    assert f"without {part}: {result.evidence[part]['skipped']}" in result.reason
 
 
 def test_one_rank_from_outside_can_not_empty_its_prefix_cache(run: Run) -> None:
@@ -119,6 +132,31 @@ def test_a_head_with_one_rank_of_its_own_addresses_it_and_proves_that_the_other_
     results = run(Engine(ranks=3, unaddressed=2), "dp_ranks", "kv_series", dp_ranks=(0,), other_ranks=(1, 2))
     assert {result.status for result in results.values()} == {"passed"}
     assert set(results["dp_ranks"].evidence["ranks"]) == {"0", "1", "2"}
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("runner", ["generate", "pooling"])
+def test_without_counters_every_rank_is_asked_all_the_same_other_nodes_too(run: Run, runner: str) -> None:
+    engine = Engine(ranks=3, counts=False)
+    result = run(engine, "dp_ranks", dp_ranks=(0,), other_ranks=(1, 2), runner=runner)["dp_ranks"]
+    assert result.status == "skipped"
+    assert [engine.counters["request_success", rank] for rank in range(3)] == [1, 1, 1]
+
+
+def test_log_probabilities_are_asked_of_every_rank_other_nodes_too(run: Run) -> None:
+    asked = {"dp_ranks": (0,), "other_ranks": (1, 2)}
+    assert set(run(Engine(ranks=3), "logprobs", **asked)["logprobs"].evidence["ranks"]) == {"0", "1", "2"}
+    result = run(Engine(ranks=3, shifted_rank=2), "logprobs", **asked)["logprobs"]
+    assert (result.status, "from DP rank 2" in result.reason) == ("failed", True)
+
+
+def test_a_passed_check_says_each_reason_for_what_it_left_out_once() -> None:
+    parts = [{"connector": {"skipped": "none is configured"}}, {"connector": {"skipped": "none is configured"}}]
+    layers = {"rank": 0, "skipped": {"layer.3": "no reference for sinks"}}
+    partial = Check("partial", "Most.", lambda _: None, lambda _: {"engines": parts, "workers": [layers], "rest": 1})
+    (result,) = battery.run(Context(PLAN, Server(PLAN)), [partial]).checks
+    wanted = "without connector: none is configured; without layer.3: no reference for sinks"
+    assert (result.status, result.reason) == ("passed", wanted)
 
 
 def test_a_rank_of_another_node_that_does_not_answer_is_caught(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +218,9 @@ def test_a_server_that_prefills_slowly_is_asked_for_less(run: Run, monkeypatch: 
     assert (result.status, result.evidence["prompt_tokens"]) == ("passed", 128)
 
 
-def test_a_model_that_ignores_its_prompt_is_not_taken_for_a_mix_up(run: Run) -> None:
-    assert run(Engine(ignores_prompt=True), "parallel")["parallel"].status == "passed"
+def test_a_model_that_ignores_its_prompt_is_not_taken_for_a_mix_up_nor_for_its_absence(run: Run) -> None:
+    result = run(Engine(ignores_prompt=True), "parallel")["parallel"]
+    assert (result.status, "none could be told apart" in result.reason) == ("skipped", True)
 
 
 def test_a_pooling_model_is_asked_to_pool_only(run: Run) -> None:

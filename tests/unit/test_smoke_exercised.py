@@ -74,6 +74,12 @@ def test_every_seam_that_a_record_names_is_a_target_of_it(patch: Patch) -> None:
         assert exercise.role in patch.roles
 
 
+@pytest.mark.parametrize("patch", patches.catalogue(), ids=lambda patch: str(patch.id))
+def test_every_record_says_what_exercises_it_in_each_role_or_why_nothing_does(patch: Patch) -> None:
+    uncovered = patch.roles - {exercise.role for exercise in patch.exercises}
+    assert bool(uncovered) == bool(patch.unexercised), uncovered
+
+
 def test_the_check_reads_the_counters_of_the_run_directory(tmp_path: Path) -> None:
     from support.fake_engine import PLAN
 

@@ -83,9 +83,24 @@ def test_every_engine_must_have_done_it(engines: list[dict[str, Any]], words: st
 @pytest.mark.parametrize("phase", ["serving", "failed", "draining", "opening"])
 def test_a_probe_after_the_smoke_tests_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     monkeypatch.setenv(rundir.ENV, str(tmp_path))
-    check_closed()
     rundir.write_json(tmp_path / rundir.PHASE, {"phase": "smoke"})
     check_closed()
     rundir.write_json(tmp_path / rundir.PHASE, {"phase": phase})
     with pytest.raises(GateOpenError, match=f"in phase '{phase}'"):
+        check_closed()
+
+
+def test_a_probe_of_a_node_that_tells_no_phase_is_refused_but_where_it_is_headless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(rundir.ENV, raising=False)
+    with pytest.raises(GateOpenError, match="in phase None"):
+        check_closed()
+    monkeypatch.setenv(rundir.ENV, str(tmp_path))
+    with pytest.raises(GateOpenError, match="in phase None"):
+        check_closed()
+    (tmp_path / rundir.HEADLESS).touch()
+    check_closed()
+    rundir.write_json(tmp_path / rundir.PHASE, {"phase": "serving"})
+    with pytest.raises(GateOpenError, match="in phase 'serving'"):
         check_closed()

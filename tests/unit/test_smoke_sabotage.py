@@ -49,9 +49,17 @@ def bytes_of(dp_rank: int, differing: dict[str, int]) -> dict[str, Any]:
     return {"dp_rank": dp_rank, "workers": [{"rank": 0, "differing": differing, **SIZES}], "connector": SKIPPED}
 
 
+NOTHING: dict[str, Any] = {"skipped": {}, "broken": {}}
+
+
+def broken(dp_rank: int) -> dict[str, Any]:
+    error = {"layer.0": "TypeError in CPU_ATTN: no"}
+    return {"dp_rank": dp_rank, "workers": [{"rank": 0, "layers": {}, **NOTHING, "broken": error}]}
+
+
 def tried(dp_rank: int, share: float) -> dict[str, Any]:
     found = {"error": share * 0.01, "bound": 0.01, "share_of_bound": share}
-    return {"dp_rank": dp_rank, "workers": [{"rank": 0, "layers": {"layer.0": {"decode": found}}, "skipped": {}}]}
+    return {"dp_rank": dp_rank, "workers": [{"rank": 0, "layers": {"layer.0": {"decode": found}}, **NOTHING}]}
 
 
 def connected(dp_rank: int, healthy: bool) -> dict[str, Any]:
@@ -75,6 +83,8 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "attention": [
         Sabotage("layer.0 of DP1 rank 0 0.02 away from the float32 reference (decode); wanted 0.01 at most",
                  **probed("attention", tried(0, 0.3), tried(1, 2.0))),
+        Sabotage("no answer of layer.0 of DP1 rank 0 (TypeError in CPU_ATTN: no)",
+                 **probed("attention", tried(0, 0.3), broken(1))),
         Sabotage("layer.0 of DP1 rank 0 nan away", **probed("attention", tried(0, 0.3), tried(1, float("nan")))),
     ],
     "chat": [
@@ -92,6 +102,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         Sabotage("100 prompt tokens and 1 of the answer counted for a prompt of 511", {"cuts_prompts_at": 100}),
         Sabotage("an answer to a prompt of 513 tokens; wanted status 400", {"takes_any_length": True}),
         Sabotage("log-probabilities [nan] after 511 tokens", {"nan_after": 500}),
+        Sabotage("log-probabilities [] after 511 tokens; wanted one", {"forgets_logprobs": True}),
     ],
     "pooling": [Sabotage("1 of 4 numbers not finite from /pooling", {"wrong_on": "pooling"}, {"runner": "pooling"})],
     "dp_ranks": [Sabotage("DP rank 1 counted 0 requests and 0 prompt tokens", {"other_rank": True})],
@@ -104,6 +115,9 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         Sabotage("} tokens from LMCache by DP rank, in 2 tries", {"stores_after": 1000}),
     ],
     "lmcache": [
+        Sabotage("a degraded LMCache connector in DP1 rank 0",
+                 **probed("lmcache", connected(0, healthy=True), connected(1, healthy=False),
+                          connector="MultiConnector", connectors=("MultiConnector", "LMCacheMPConnector"))),
         Sabotage("a degraded LMCache connector in DP1 rank 0",
                  **probed("lmcache", connected(0, healthy=True), connected(1, healthy=False))),
     ],

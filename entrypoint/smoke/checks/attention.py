@@ -15,10 +15,13 @@ def judge(engines: list[dict[str, Any]]) -> Evidence:
     """Evidence that every layer that was tried is as near to the reference as rounding allows.
 
     Raises:
-        CheckFailedError: one is not.
+        CheckFailedError: one is not, or its trial broke off.
         DoesNotApplyError: no layer could be tried.
     """
     workers = [(engine, worker) for engine in engines for worker in engine.get("workers", ())]
+    for engine, worker in workers:
+        for layer, error in worker["broken"].items():
+            raise _broken(where(engine, worker), layer, error)
     if not any(worker["layers"] for _, worker in workers):
         reasons = {engine["skipped"] for engine in engines if "skipped" in engine}
         reasons |= {reason for _, worker in workers for reason in worker["skipped"].values()}
@@ -28,6 +31,16 @@ def judge(engines: list[dict[str, Any]]) -> Evidence:
             for batch, found in batches.items():
                 _near(where(engine, worker), layer, batch, found)
     return {"engines": engines}
+
+
+def _broken(worker: str, layer: str, error: str) -> CheckFailedError:
+    return CheckFailedError(
+        f"no answer of {layer} of {worker} ({error})",
+        "one to hold against the reference",
+        "The worker's log has the traceback. Report it with the engine's arguments; SPLINT_PATCHES=-kv_probe leaves out"
+        " this check and kv_round_trip.",
+        {"layer": layer, "error": error},
+    )
 
 
 def _near(worker: str, layer: str, batch: str, found: dict[str, float]) -> None:

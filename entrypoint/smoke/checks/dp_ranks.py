@@ -15,10 +15,6 @@ ROUNDS = 4
 NO_COUNTERS = "the server publishes no engine counters (--disable-log-stats), so nothing could be counted"
 
 
-def _ranks(context: Context) -> tuple[int, ...]:
-    return (*context.plan.dp_ranks, *context.plan.other_ranks)
-
-
 def _took(context: Context, rank: int) -> dict[str, int]:
     """Send one request to a rank and return by how much the rank's own counters moved."""
     before = context.server.counters()
@@ -38,7 +34,7 @@ def _took(context: Context, rank: int) -> dict[str, int]:
 
 def _spread(context: Context) -> dict[str, int]:
     """Pool until every rank has counted a request: pooling requests go where the load balancer sends them."""
-    ranks = _ranks(context)
+    ranks = context.plan.served
     before = after = context.server.counters()
     for _ in range(ROUNDS * len(ranks)):
         pooling.ask(context)
@@ -59,13 +55,13 @@ def _spread(context: Context) -> dict[str, int]:
 
 def _ask_uncounted(context: Context) -> None:
     """Send each rank its request all the same: what goes wrong with a rank's first one does so now."""
-    if context.plan.runner == "pooling":
-        for _ in context.plan.dp_ranks:
+    for rank in context.plan.served:
+        if context.plan.runner == "pooling":
             pooling.ask(context)
-        return
-    for index in range(len(context.plan.dp_ranks)):
-        engine = index if len(context.plan.dp_ranks) > 1 else None
-        complete(context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, engine)
+        else:
+            complete(
+                context.server, Tokens(context.plan.vocab_size).prompt(PROMPT_LENGTH), 1, context.plan.address(rank)
+            )
 
 
 def run(context: Context) -> Evidence:
@@ -76,7 +72,7 @@ def run(context: Context) -> Evidence:
         raise DoesNotApplyError(NO_COUNTERS)
     if context.plan.runner == "pooling":
         return {"ranks": _spread(context)}
-    return {"ranks": {str(rank): _took(context, rank) for rank in _ranks(context)}}
+    return {"ranks": {str(rank): _took(context, rank) for rank in context.plan.served}}
 
 
 CHECK = Check("dp_ranks", "Every data-parallel rank that this server sends requests to took one.", always, run)

@@ -64,7 +64,7 @@ def judge(records: Iterable[Patch], processes: list[dict[str, Any]], features: I
             if not count:
                 problems.append(f"{patch.id}: {' or '.join(exercise.seams)} in {roster.name_of(entry)}")
         if not owed and any(_applied(patch, entry) for entry in living):
-            left[patch.id] = patch.exercised_by
+            left[patch.id] = f"{patch.exercised_by}. {patch.unexercised}".removesuffix(". ")
     if problems:
         raise CheckFailedError(
             f"patches that nobody has called: {'; '.join(problems)}",

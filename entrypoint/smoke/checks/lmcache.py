@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrypoint.smoke import probing
 from entrypoint.smoke.check import Check, CheckFailedError, Context, Evidence
+from patches.serving_gate.plan import is_lmcache
 
 if TYPE_CHECKING:
     from patches.serving_gate.plan import SmokePlan
@@ -14,7 +15,7 @@ __all__ = ["CHECK", "judge"]
 
 
 def applies(plan: SmokePlan) -> str | None:
-    if plan.connector is None or "lmcache" not in plan.connector.lower():
+    if not any(map(is_lmcache, plan.connectors)):
         return "LMCache is not the KV connector"
     return probing.applies(plan)
 

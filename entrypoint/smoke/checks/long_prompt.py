@@ -66,10 +66,10 @@ def _taken(context: Context, length: int) -> Evidence:
             "Something before the engine changes prompts: look at proxies, middleware and --max-model-len.",
             evidence,
         )
-    if not all(value is not None and math.isfinite(value) for value in values):
+    if len(values) != 1 or not all(value is not None and math.isfinite(value) for value in values):
         raise CheckFailedError(
             f"log-probabilities {values} after {length} tokens",
-            "finite ones",
+            "one, and finite",
             "The model's numbers break down with length: lower --max-model-len, look at rope scaling and KV dtype.",
             evidence,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from entrypoint.smoke import chatting
 from entrypoint.smoke.ask import complete
-from entrypoint.smoke.check import Check, CheckFailedError, Context, Evidence
+from entrypoint.smoke.check import Check, CheckFailedError, Context, DoesNotApplyError, Evidence
 from entrypoint.smoke.prompts import Tokens
 from entrypoint.smoke.scoring import LEAST_SIGNAL, Answer, distance
 
@@ -42,19 +42,24 @@ def run(context: Context) -> Evidence:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         together = list(pool.map(lambda prompt: _ask(context, prompt), prompts))
     evidence: Evidence = {"requests": AT_ONCE, "compared": COMPARED, "own": [], "nearest_other": []}
+    told = False
     for index, answer in enumerate(alone):
         own = distance(answer, together[index])
         others = min(distance(answer, other) for at, other in enumerate(together) if at != index)
         evidence["own"].append(own)
         evidence["nearest_other"].append(others)
         # Not "own >= others": that is false for NaN. Where answers do not depend on prompts, both are noise.
-        if not own < others and not max(own, others) < LEAST_SIGNAL:
+        mute = max(own, others) < LEAST_SIGNAL
+        told = told or not mute
+        if not own < others and not mute:
             raise CheckFailedError(
                 f"an answer {own:.4g} nats from the one that its prompt gets alone, with {AT_ONCE} requests at once",
                 f"less than the {others:.4g} nats to the nearest answer to another prompt",
                 "Answers are mixed up or wrong under load. Do not serve: keep the logs and the verdict.",
                 evidence,
             )
+    if not told:
+        raise DoesNotApplyError("this model's answers do not depend on prompts, so none could be told apart", evidence)
     return evidence
 
 
