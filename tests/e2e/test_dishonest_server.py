@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from patches.framework.rundir import VERDICT, read_json
 pytestmark = pytest.mark.full
 
 DISHONEST = Path(__file__).parent / "dishonest"
+PATH = os.pathsep.join(filter(None, [str(DISHONEST), os.environ.get("PYTHONPATH")]))
 FALSIFIED = ("--middleware", "falsified.Falsified")
 RANKS = ("--data-parallel-size", "2", "--enable-expert-parallel", "--api-server-count", "1")
 CACHE = ("with LMCache",)
@@ -32,6 +34,9 @@ CASES = {
     "roster": (RANKS, "dp_coordinator has not attested: it runs without the patches"),
     "kv_budget": (RANKS, "KV blocks by rank"),
     "exercised": ((), "patches that nobody has called"),
+    "pooling": (("--runner", "pooling", "--convert", "embed", *FALSIFIED), "numbers not finite from /v1/embeddings"),
+    "kv_round_trip": (CACHE, "1 differing bytes in 1 layers of DP0 rank 0, first in model.layers.0"),
+    "attention": ((), "away from the float32 reference (prefill)"),
     "lmcache": (CACHE, "a degraded LMCache connector in DP0 rank 0"),
 }
 
@@ -56,7 +61,7 @@ def test_a_dishonest_server_is_caught_by_the_check_for_its_matter_alone(
 ) -> None:
     wanted, words = CASES[matter]
     run = tmp_path / "run"
-    environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": str(DISHONEST), "DISHONEST": matter}
+    environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": PATH, "DISHONEST": matter}
     with running(build(*flags(wanted), env=environ)) as server:
         seen = hammered(server)
         assert server.wait_end() == EXIT_SMOKE_FAILED, server.tail()

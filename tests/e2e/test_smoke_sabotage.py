@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from patches.framework.errors import EXIT_SMOKE_FAILED
 from patches.framework.rundir import VERDICT, read_json
 
 SABOTAGE = Path(__file__).parent / "sabotage"
+PATH = os.pathsep.join(filter(None, [str(SABOTAGE), os.environ.get("PYTHONPATH")]))
 
 
 def series(run: Path) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def test_wrong_reads_of_the_kv_cache_end_the_server_and_nothing_is_served(
     build: Callable[..., Server], tmp_path: Path, reads: str, cache_dtype: str, part: str, flags: tuple[str, ...]
 ) -> None:
     run = tmp_path / "run"
-    environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": str(SABOTAGE), "KV_SABOTAGE": reads}
+    environ = {"SPLINT_RUN_DIR": str(run), "PYTHONPATH": PATH, "KV_SABOTAGE": reads}
     with running(build("--kv-cache-dtype", cache_dtype, *flags, env=environ)) as server:
         seen = hammered(server)
         assert server.wait_end() == EXIT_SMOKE_FAILED, server.tail()

@@ -259,10 +259,15 @@ PLAN = SmokePlan(
 )  # fmt: skip
 
 
+class _Server(ThreadingHTTPServer):
+    # Connections that come at once must not wait for a second SYN, which the kernel sends after a second.
+    request_queue_size = 64
+
+
 @contextmanager
 def listening(engine: Engine) -> Iterator[str]:
     handler = type("Bound", (Handler,), {"engine": engine})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

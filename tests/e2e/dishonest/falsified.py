@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from typing import Any
 
@@ -28,6 +29,8 @@ def _answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
         return {**body, "data": [{**model, "id": "other"} for model in body["data"]]}
     if MATTER == "chat" and body.get("usage"):
         return {**body, "usage": {**body["usage"], "completion_tokens": body["usage"]["completion_tokens"] + 1}}
+    if MATTER == "pooling" and path.endswith("/embeddings"):
+        return {**body, "data": [{**row, "embedding": [math.nan, *row["embedding"][1:]]} for row in body["data"]]}
     if MATTER == "logprobs":
         return dict(_raised(body))
     return body

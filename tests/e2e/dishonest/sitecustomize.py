@@ -44,6 +44,45 @@ def _degraded(module: Any) -> None:
     module.LMCacheMPWorkerAdapter.is_healthy = property(lambda _adapter: False)
 
 
+def _misloaded(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One bit flips in the first block that comes back from LMCache."""
+    del instance
+    import torch
+
+    future = wrapped(*args, **kwargs)
+    caches, blocks = args[2], args[3]
+    cache = next(iter(caches.values()))
+    bits = cache.view({1: torch.uint8, 2: torch.int16}[cache.element_size()])
+    bits[blocks[0][0], 0, 0, 0] ^= 1
+    return future
+
+
+def _miswritten(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Values go into the KV cache one token late."""
+    del instance
+    layer, key, value, *rest = args
+    return wrapped(layer, key, value.roll(1, 0), *rest, **kwargs)
+
+
+INSIDE = {
+    "kv_round_trip": (
+        "lmcache.v1.multiprocess.transfer_context.worker_transfer",
+        "EngineDrivenTransferContext.submit_retrieve",
+        _misloaded,
+    ),
+    "attention": (
+        "vllm.v1.attention.backends.cpu_attn",
+        "CPUAttentionBackendImpl.do_kv_cache_update",
+        _miswritten,
+    ),
+}
+"""Dishonesties inside a worker: module, function, and what takes its place."""
+
+
+def _replace(module_name: str, function: str, wrapper: Any) -> None:
+    wrapt.register_post_import_hook(lambda module: wrapt.wrap_function_wrapper(module, function, wrapper), module_name)
+
+
 def _say() -> None:
     if any("serve" in word for word in sys.orig_argv):
         print(f"dishonest in the matter of {MATTER}", file=sys.stderr, flush=True)
@@ -55,5 +94,7 @@ if MATTER:
     wrapt.register_post_import_hook(
         lambda module: wrapt.wrap_function_wrapper(module, "write_json", _attested), "patches.framework.rundir"
     )
+    if MATTER in INSIDE:
+        _replace(*INSIDE[MATTER])
     if MATTER == "lmcache":
         wrapt.register_post_import_hook(_degraded, "lmcache.integration.vllm.vllm_multi_process_adapter")
