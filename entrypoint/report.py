@@ -151,6 +151,26 @@ def _processes(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield table
 
 
+def _lmcache_servers(report: dict[str, Any]) -> Iterator[RenderableType]:
+    rows = report.get("lmcache_servers") or []
+    if not rows:
+        return
+    table = _table("LMCache servers, as the engines know them", "address", "answers", "what it is")
+    for row in rows:
+        answers = "yes" if row.get("answering") else Text("no", "red")
+        table.add_row(str(row.get("url", "?")), answers, _what_it_is(row))
+    yield table
+
+
+def _what_it_is(row: dict[str, Any]) -> Text:
+    server = row.get("server") or {}
+    where = f" on {server['host']}, patch set {server['patch_set']}" if server else ""
+    if not row.get("fault"):
+        return Text(f"vllm-splint {server.get('splint', '?')}{where}")
+    accepted = " (accepted by SPLINT_LMCACHE_UNPROTECTED)" if row.get("accepted") else ""
+    return Text(f"{row['fault']}{where}{accepted}", "red")
+
+
 def _kv_budget(report: dict[str, Any]) -> Iterator[RenderableType]:
     budget = report.get("kv_budget")
     if not budget:
@@ -196,6 +216,7 @@ def render(report: dict[str, Any]) -> RenderableType:
         *_kv_profiles(report),
         *_patches(report),
         *_processes(report),
+        *_lmcache_servers(report),
         *_kv_budget(report),
         *_verdict(report),
         *_timings(report),

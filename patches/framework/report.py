@@ -23,11 +23,12 @@ def report(run_dir: Path) -> dict[str, Any]:
 
     Works while the gate is closed, and after the server has ended where its run directory was kept.
     """
-    processes = roster.load(run_dir)
+    own = roster.load(run_dir)
+    processes = [*own, *roster.remote(own)]
     verdict = rundir.read_json(run_dir / rundir.VERDICT)
     return {
         "schema": SCHEMA,
-        **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": _without_gate(processes)}),
+        **(rundir.read_json(run_dir / rundir.PHASE) or {"phase": _without_gate(own)}),
         "history": _history(run_dir),
         "version": patches.__version__,
         "mode": processes[0]["mode"] if processes else None,
@@ -35,6 +36,7 @@ def report(run_dir: Path) -> dict[str, Any]:
         "kv_cache": _kv_cache(processes),
         "kv_profiles": _kv_profiles(processes),
         "lmcache": _lmcache(processes),
+        "lmcache_servers": _lmcache_servers(own),
         "patches": [_patch(patch, processes) for patch in patches.catalogue()],
         "processes": processes,
         "kv_budget": kv_budget(processes),
@@ -89,6 +91,22 @@ def _lmcache(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for labels, count in found.items()
         if name in tallies.METRICS
     ]
+
+
+def _lmcache_servers(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each engine says of each LMCache server that it uses: one row an address, of the last word about it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in processes:
+        for url, said in entry.get("facts", {}).get(roster.REMOTE, {}).items():
+            if said["seen"] >= rows.get(url, {"seen": 0.0})["seen"]:
+                rows[url] = {"url": url, **said, "answering": entry["alive"] and said["answering"]}
+    return [{**row, "server": _in_short(row["server"])} for row in rows.values()]
+
+
+def _in_short(server: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The rest of a server's attestation stands among the processes."""
+    names = ("host", "pid", "splint", "mode", "patch_set", "libraries")
+    return {name: server[name] for name in names} if server else None
 
 
 def _kv_profiles(processes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,9 +18,11 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
 
-__all__ = ["SCHEMA", "compare", "load", "name", "name_of", "patch_set_digest", "start_time"]
+__all__ = ["REMOTE", "SCHEMA", "compare", "load", "name", "name_of", "patch_set_digest", "remote", "start_time"]
 
 SCHEMA = 1
+REMOTE = "lmcache_servers"
+"""The fact in which an engine core keeps what LMCache servers elsewhere say of themselves, by address."""
 _VERIFIED_ROLES = frozenset({Role.API_SERVER, Role.ENGINE_CORE, Role.WORKER})
 
 
@@ -51,6 +53,33 @@ def load(run_dir: Path) -> list[dict[str, Any]]:
             data["alive"] = data["start_time"] is not None and start_time(data["pid"]) == data["start_time"]
             found.append(data)
     return found
+
+
+def remote(attested: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The LMCache servers that attest to the engines over their protocol and not in this run directory.
+
+    Args:
+        attested: What :func:`load` returned.
+
+    Returns:
+        Their attestations with ``url`` added, ``alive`` and the counts as of the last heartbeat of an engine (10 s).
+        Several engines name one server; the newest word stands. Servers without vllm-splint have none.
+    """
+    here = {_process(entry) for entry in attested}
+    found: dict[tuple[Any, ...], tuple[float, dict[str, Any]]] = {}
+    for entry in attested:
+        for url, said in entry.get("facts", {}).get(REMOTE, {}).items():
+            server = said["server"]
+            if not server or _process(server) in here:
+                continue
+            latest = {**server, "url": url, "alive": entry["alive"] and said["answering"]}
+            if said["seen"] >= found.get(_process(server), (0.0, {}))[0]:
+                found[_process(server)] = (said["seen"], latest)
+    return [server for _, server in found.values()]
+
+
+def _process(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return entry.get("host"), entry["pid"], entry.get("start_time")
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, Any, Any]:

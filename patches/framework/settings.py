@@ -102,7 +102,8 @@ SETTINGS = (
     Setting(
         "SPLINT_LMCACHE_UNPROTECTED",
         "",
-        "Storage tiers of LMCache, and serdes, that may be used without checksums, by LMCache's names, or all.",
+        "What may be used without checksums: storage tiers of LMCache and serdes by LMCache's names, server for an"
+        " LMCache server without vllm-splint, or all.",
         values.names,
     ),
     Setting(

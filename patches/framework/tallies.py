@@ -22,6 +22,7 @@ __all__ = [
     "Metric",
     "add",
     "due",
+    "is_cell",
     "miss",
     "names",
     "on_new_name",
@@ -124,6 +125,12 @@ def add(name: str, *labels: str, count: int = 1) -> None:
         _cells.increase(cell, count)
     if new and _new_name is not None:
         _new_name()
+
+
+def is_cell(name: str) -> bool:
+    """Whether ``name``, which another process counted, is one of a metric that this release has."""
+    metric, *labels = name.split(" ")
+    return metric in METRICS and len(labels) == len(METRICS[metric].labels)
 
 
 def miss(reason: str, tier: str, detail: str, count: int = 1) -> None:

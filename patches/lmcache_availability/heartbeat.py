@@ -10,6 +10,7 @@ from patches.framework.records import Seam
 from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.limits import ping_limit_s
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
+from patches.lmcache_availability.protection import note, still_protected
 
 __all__ = ["execute", "init", "send_ping"]
 
@@ -44,6 +45,7 @@ def execute(seam: Seam) -> Callable[..., Any]:
         if link.state is not State.ANSWERING:
             # The server may have gone between the answer to the ping and the setting of the event.
             self._health_event.clear()
+        note(link, answering=self._health_event.is_set())
         self._interval = _pause_s(self, link)
         return summary
 
@@ -59,7 +61,7 @@ def _pause_s(heartbeat: Any, link: Link) -> float:
 
 
 def send_ping(seam: Seam) -> Callable[..., Any]:
-    """Ping with our own limit; a server that came back is taken only with the chunk size it had."""
+    """Ping with our own limit; a server is taken back only with the chunk size it had, and only as one of ours."""
     original = seam.original
 
     @wraps(original)
@@ -70,6 +72,8 @@ def send_ping(seam: Seam) -> Callable[..., Any]:
             link.overdue("ping")
             return False
         if link.state is not State.ANSWERING and not _same_chunks(req_client, link):
+            return False
+        if not still_protected(req_client, link):
             return False
         link.answered()
         return True

@@ -40,7 +40,7 @@ QUIET = frozenset({"free_lookup_locks", "end_session", "report_block_allocation"
 MESSAGE_BYTES_PER_S = 256 << 20
 """A pace that a live server keeps with ease: pickling, loopback and copy together reach several times as much."""
 
-PROBES = frozenset({"ping", "get_chunk_size"})
+PROBES = frozenset({"ping", "get_chunk_size", "get_experimental"})
 """Operations that are sent to a lost server all the same: they find out whether it is back."""
 
 

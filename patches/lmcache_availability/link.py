@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 from patches.framework import tallies
 
@@ -46,6 +47,8 @@ class Link:
         block_tokens: The engine's block size, in tokens.
         token_bytes: KV bytes of a token that travel in messages; 0 where there are none or shared memory is used.
         epoch: Grows with every change of state.
+        server: The server's attestation; None where it gave none, empty where it can't be read.
+        fault: Why the server protects nothing, as it was last said; None where it does.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,8 @@ class Link:
         self.chunk_tokens: int | None = None
         self.foreign_chunk_tokens: int | None = None
         self.token_bytes = 0.0
+        self.server: dict[str, Any] | None = None
+        self.fault: str | None = None
         self.epoch = 0
         self.state = State.ANSWERING
         self.closing = False

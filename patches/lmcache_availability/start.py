@@ -14,6 +14,7 @@ from patches.framework.records import Seam
 from patches.lmcache_availability.connection import link_of, unlimited
 from patches.lmcache_availability.limits import start_limit_s
 from patches.lmcache_availability.link import Link
+from patches.lmcache_availability.protection import require
 
 __all__ = [
     "get_lmcache_chunk_size",
@@ -132,7 +133,9 @@ def _adapter(seam: Seam, clients: Callable[[Any, dict[str, Any]], dict[str, Any]
             if unfit is not None:
                 process.refuse(unfit)
             raise error from None
-        _links(clients(self, given), block_tokens)
+        named = clients(self, given)
+        for link, client in zip(_links(named, block_tokens), named.values(), strict=True):
+            require(client, link)
 
     return start
 

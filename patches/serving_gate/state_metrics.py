@@ -35,7 +35,8 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         """One family a metric. Linear in processes."""
-        processes = roster.load(self._run_dir)
+        own = roster.load(self._run_dir)
+        processes = [*own, *roster.remote(own)]
         yield GaugeMetricFamily("splint_ready", "Whether /readyz says yes.", value=float(self._ready()))
         yield _up(processes)
         yield _patch_sets(processes)

@@ -26,7 +26,8 @@ class TallyCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         """One family a metric. Linear in processes."""
-        sums = tallies.total(roster.load(self._run_dir))
+        own = roster.load(self._run_dir)
+        sums = tallies.total([*own, *roster.remote(own)])
         for metric in tallies.METRICS.values():
             family = CounterMetricFamily(f"splint_{metric.name}", metric.text, labels=metric.labels)
             for labels, count in sums[metric.name].items():
