@@ -13,7 +13,7 @@ from patches import catalogue
 from patches.framework import fingerprints
 from patches.framework.errors import RefusedError
 from patches.framework.judging import release_of
-from patches.framework.libraries import in_range
+from patches.framework.libraries import in_range, is_before
 from patches.framework.selection import selected
 from patches.framework.settings import get
 
@@ -28,7 +28,8 @@ class PatchRow:
     """One patch as tables show it; ``state`` is for the release that is installed here, ``reason`` explains it.
 
     States: ``ready`` (its sources are the reviewed ones), ``ready if needed`` (the same, and the machine decides when
-    a server starts), ``retired`` (the release does not need it), ``off``, ``no library`` and ``refused``.
+    a server starts), ``retired`` (the release does not need it), ``too old`` (the release is older than those that it
+    is for, and what it holds there is not held), ``off``, ``no library`` and ``refused``.
     """
 
     patch: Patch
@@ -61,7 +62,8 @@ def _row(patch: Patch, *, on: bool) -> PatchRow:
     if version is None:
         return PatchRow(patch, "no library", f"{patch.library} is not installed")
     if in_range(version, patch.releases) is False:
-        return PatchRow(patch, "retired", f"{patch.library} {version} is outside {patch.releases}")
+        state = "too old" if is_before(version, patch.releases) else "retired"
+        return PatchRow(patch, state, f"{patch.library} {version} is outside {patch.releases}")
     try:
         fingerprints.check(patch.reviewed_names(version))
     except RefusedError as error:

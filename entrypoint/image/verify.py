@@ -18,7 +18,7 @@ from patches.framework.reach import PLUGIN
 __all__ = ["verify"]
 
 _COLUMN = max(map(len, PATCH_IDS))
-_FIT = ("ready", "ready if needed", "retired")
+_FIT = ("ready", "ready if needed", "retired", "too old")
 
 
 def verify(before: Path | None = None) -> Iterator[str]:
@@ -40,7 +40,7 @@ def verify(before: Path | None = None) -> Iterator[str]:
         found = changes(listed(before), installed())
         _check_unmoved(found)
         yield f"nothing of the base moved; added: {_versions(found.added) or 'nothing'}"
-    yield f"verified: {len(rows)} patches, {sum(row.state != 'retired' for row in rows)} of them for this base"
+    yield f"verified: {len(rows)} patches, {sum(row.state in _FIT[:2] for row in rows)} of them for this base"
 
 
 def _library(library: str) -> str:

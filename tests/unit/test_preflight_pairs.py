@@ -6,8 +6,11 @@ from itertools import product
 
 import pytest
 
+import patches
 from entrypoint.preflight import pairs
 from entrypoint.preflight.pairs import BROKEN, GOOD, IN_PROCESS, LMCACHE, MULTI_PROCESS, VLLM, Good, Use, judge, nearest
+from patches.framework import fingerprints
+from patches.framework.libraries import in_range
 
 EVERY = [
     Use(vllm, lmcache, connector, hybrid, latent)
@@ -18,12 +21,12 @@ EVERY = [
 FACTS = [
     (Use("0.32.0", "0.5.6", MULTI_PROCESS), ""),
     (Use("0.32.0+cpu", "0.5.6", MULTI_PROCESS, hybrid=True), ""),
-    (Use("0.22.1", "0.5.6", MULTI_PROCESS, hybrid=True), ""),
-    (Use("0.30.0", "0.5.5", MULTI_PROCESS), ""),
-    (Use("0.25.1", "0.5.5", MULTI_PROCESS, hybrid=True), ""),
-    (Use("0.25.1", "0.4.7", IN_PROCESS), ""),
-    (Use("0.19.1", "0.5.6", IN_PROCESS), ""),
-    (Use("0.33.0", "0.5.6", IN_PROCESS, latent=True), ""),
+    (Use("0.33.0", "0.5.6", MULTI_PROCESS, latent=True), ""),
+    (Use("0.22.1", "0.5.6", MULTI_PROCESS, hybrid=True), "not covered"),
+    (Use("0.30.0", "0.5.5", MULTI_PROCESS), "not covered"),
+    (Use("0.32.0", "0.5.5", MULTI_PROCESS), "the patches of LMCache are for LMCacheMPConnector with vLLM >=0.32"),
+    (Use("0.25.1", "0.4.7", IN_PROCESS), "not covered"),
+    (Use("0.33.0", "0.5.6", IN_PROCESS, latent=True), "never run"),
     (Use("0.30.0", "0.4.6", MULTI_PROCESS), "LMCache before 0.4.7 is not covered"),
     (Use("0.29.0", "0.5.4", IN_PROCESS, latent=True), "swallows the error and guesses"),
     (Use("0.19.1", "0.5.6", MULTI_PROCESS), "imports names that this vLLM does not have"),
@@ -32,9 +35,9 @@ FACTS = [
     (Use("0.21.0", "0.5.6", MULTI_PROCESS, hybrid=True), "the connector in this vLLM can't serve hybrid models"),
     (Use("0.25.1", "0.5.6", IN_PROCESS, hybrid=True), "the in-process connector can't serve hybrid models"),
     (Use("0.26.0", "0.5.2", IN_PROCESS), "takes keys and values of vLLM's packed layout"),
-    (Use("0.34.0", "0.5.6", MULTI_PROCESS), "nobody is known to have run"),
-    (Use("0.32.0", "0.5.7", MULTI_PROCESS), "nobody is known to have run"),
-    (Use("0.21.0", "0.5.6", MULTI_PROCESS), "nobody is known to have run"),
+    (Use("0.34.0", "0.5.6", MULTI_PROCESS), "not covered"),
+    (Use("0.32.0", "0.5.7", MULTI_PROCESS), "not covered"),
+    (Use("0.21.0", "0.5.6", MULTI_PROCESS), "not covered"),
     (Use("0.33.1.dev7", "0.5.6", MULTI_PROCESS), ""),
 ]
 
@@ -54,6 +57,24 @@ def test_every_good_row_is_needed_and_nothing_contradicts_it(good: Good, monkeyp
     assert any(judge(use) for use in covered)
 
 
+HOLDING = [patch for patch in patches.catalogue() if patch.library == "lmcache" or patch.id == "kv_profile"]
+"""The patches without which keys are bare or objects unchecked: the engine refuses a release that they are not for."""
+
+
+@pytest.mark.parametrize("use", EVERY, ids=str)
+def test_a_pair_is_good_only_where_every_patch_that_holds_it_applies(use: Use) -> None:
+    releases = {"vllm": use.vllm, "lmcache": use.lmcache}
+    inert = [patch.id for patch in HOLDING if in_range(releases[patch.library], patch.releases) is not True]
+    assert not (inert and judge(use) == []), f"called good, but {inert} are not for it"
+
+
+def test_what_is_good_has_been_reviewed() -> None:
+    for use in EVERY:
+        if judge(use) == []:
+            for library, release in (("vllm", use.vllm), ("lmcache", use.lmcache)):
+                assert (fingerprints.REVIEWED_FOLDER / f"{library}-{release}.json").exists(), f"{library} {release}"
+
+
 @pytest.mark.parametrize("row", range(len(BROKEN)))
 def test_every_broken_row_speaks_for_a_fact(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {use for use, why in FACTS if why and why in BROKEN[row].why}
@@ -70,12 +91,13 @@ def test_what_is_told_to_install_is_good(use: Use) -> None:
 @pytest.mark.parametrize(
     ("use", "told"),
     [
-        (Use("0.30.0", "0.5.2", MULTI_PROCESS), "Install LMCache 0.5.5; vLLM 0.30.0 may stay."),
-        (Use("0.19.1", "0.5.6", MULTI_PROCESS), "Install vLLM 0.22.1 with LMCache 0.5.6."),
+        (Use("0.30.0", "0.5.2", MULTI_PROCESS), "Install vLLM 0.32.0 with LMCache 0.5.6."),
+        (Use("0.19.1", "0.5.6", MULTI_PROCESS), "Install vLLM 0.32.0 with LMCache 0.5.6."),
         (Use("0.34.0", "0.5.6", MULTI_PROCESS), "Install vLLM 0.33.0 with LMCache 0.5.6."),
         (Use("0.32.0", "0.5.7", MULTI_PROCESS), "Install LMCache 0.5.6; vLLM 0.32.0 may stay."),
         (Use("0.32.0", "0.5.6", IN_PROCESS, hybrid=True), "Use LMCacheMPConnector."),
-        (Use("0.30.0", "0.5.6", IN_PROCESS), "Install vLLM 0.25.1 with LMCache 0.5.6."),
+        (Use("0.32.0", "0.5.5", MULTI_PROCESS), "Install LMCache 0.5.6; vLLM 0.32.0 may stay."),
+        (Use("0.30.0", "0.5.6", IN_PROCESS), "Install vLLM 0.32.0 with LMCache 0.5.6. Use LMCacheMPConnector."),
     ],
 )  # fmt: skip
 def test_the_nearest_good_pair_is_named(use: Use, told: str) -> None:
