@@ -24,11 +24,11 @@ FLAGS = (
     "8",
 )
 
-
+# Long, since a first prompt of a few tokens ends stock's engine on a CPU with AMX (`cpu_amx_permission`).
 ASK = """
 import sys, openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
-client.completions.create(model="tiny", prompt="a splint", max_tokens=4)
+client.completions.create(model="tiny", prompt="a splint " * 20, max_tokens=4)
 print(client.models.list().data[0].id)
 """
 TLS = """

@@ -97,7 +97,9 @@ def test_a_base_with_another_source_ends_the_build_and_names_the_function(images
 def test_the_gpu_services_start_as_they_are_wired(images: Images) -> None:
     """The reservation is met by a stub, so LMCache comes up and vLLM's preflight has the word; there is no GPU."""
     assert images.gpu
-    compose = Compose(("gpu",), {"COMPOSE_PROJECT_NAME": "splint-gpu", "RESTART": "no", "MODEL": "/models/none"})
+    compose = Compose(
+        ("gpu",), {"COMPOSE_PROJECT_NAME": "splint-gpu", "RESTART": "no", "CACHE_GIB": "1", "MODEL": "/models/none"}
+    )
     with compose.up(wait=False):
         assert compose.service("vllm").wait_end(120) == 78
         assert "/models/none" in compose.service("vllm").logs()
