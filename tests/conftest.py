@@ -22,3 +22,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     full = [item for item in items if item.get_closest_marker("full")]
     config.hook.pytest_deselected(items=full)
     items[:] = [item for item in items if item not in full]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what passed tests have said, their figures above all: pytest itself shows the output of failures alone."""
+    said = [report for report in terminalreporter.stats.get("passed", ()) if report.capstdout.strip()]
+    if said:
+        terminalreporter.section("figures")
+    for report in said:
+        terminalreporter.write_line(report.nodeid.rpartition("::")[2])
+        for line in report.capstdout.strip().splitlines()[:20]:
+            terminalreporter.write_line(f"    {line[:400]}")
