@@ -475,20 +475,14 @@ def same(one: list[Any], other: list[Any]) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
-def test_a_load_that_the_server_denies_is_computed_anew_and_one_that_it_grants_is_not(
-    driven_worker: Any, driven_scheduler: Any
-) -> None:
+def test_a_load_that_the_server_denies_is_computed_anew(driven_worker: Any) -> None:
     """The server copies, so its answer comes later; up to LMCache 0.5.4 stock took a denial for a success."""
     before = tallies.snapshot()
     driven_worker.submit_retrieve_request("denied", operation(80_000, [2, 3]), driven_worker.create_recorded_event())
-    until(lambda: driven_worker.get_finished(set())[1] == {"denied"}, 5)
+    until(lambda: driven_worker.get_finished(set())[1] == {"denied"})
     assert driven_worker.get_block_ids_with_load_errors() == {2, 3}
     assert driven_worker.get_finished(set())[1] == set(), "once"
     assert gained(before, "lmcache_misses load_failed") == 1
-    stored = [layer[[1, 2]].clone() for layer in driven_worker.kv_caches.values()]
-    driven_worker.submit_store_request("writes", operation(81_000, [1, 2]), driven_worker.create_recorded_event())
-    assert same(loaded(driven_worker, driven_scheduler, 81_000), stored)
-    assert driven_worker.get_block_ids_with_load_errors() == set()
 
 
 def test_blocks_of_a_preempted_request_are_held_while_a_silent_server_may_read_them(

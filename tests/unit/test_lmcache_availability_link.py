@@ -146,7 +146,7 @@ class Key:
 
 
 def test_large_transfer_in_messages_is_given_the_time_that_its_bytes_take() -> None:
-    assert limits.message_s("commit_store", [Key, 1, bytes(1 << 20)], 0.0) == 1 / 256
-    assert limits.message_s("prepare_retrieve", [Key, 1], float(256 << 10)) == 1.0
+    assert limits.message_s("commit_store", [Key, 1, bytes(1 << 20)], 0.0) == 1 / 64
+    assert limits.message_s("prepare_retrieve", [Key, 1], float(256 << 10)) == 4.0
     assert limits.message_s("prepare_retrieve", [Key, 1], 0.0) == 0.0
     assert limits.message_s("prepare_store", [Key, 1], float(256 << 10)) == 0.0
