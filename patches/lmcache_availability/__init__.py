@@ -47,6 +47,11 @@ PATCH = Patch(
         ),
         Target(
             _ADAPTER,
+            "LMCacheMPSchedulerAdapter.check_lookup_result",
+            "patches.lmcache_availability.lookup:check_lookup_result",
+        ),
+        Target(
+            _ADAPTER,
             "LMCacheMPWorkerAdapter.__init__",
             f"{_START}:worker_adapter",
             reviewed=("LMCacheMPWorkerAdapter",),

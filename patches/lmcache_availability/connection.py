@@ -12,7 +12,7 @@ from patches.framework.records import Seam
 from patches.lmcache_availability.limits import LIMITED_BY, PROBES, QUIET, first_limit_s, limit_s, message_s
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 
-__all__ = ["cancel_streams", "close", "link_of", "query", "submit_request", "unlimited", "wait"]
+__all__ = ["cancel_streams", "close", "give_up_now", "link_of", "query", "submit_request", "unlimited", "wait"]
 
 _LINK = "splint_link"
 _WATCH = "splint_watch"
@@ -62,6 +62,14 @@ def unlimited(future: Any) -> Any:
     """Let this one request take any time."""
     vars(future).pop(_WATCH, None)
     return future
+
+
+def give_up_now(future: Any) -> None:
+    """End a request whose answer is not there yet as if it were overdue; one that has ended stays as it is."""
+    watch: Watch | None = vars(future).get(_WATCH)
+    if watch is not None:
+        watch.deadline = time.monotonic()
+        future.query()
 
 
 def submit_request(seam: Seam) -> Callable[..., Any]:
@@ -133,9 +141,10 @@ def cancel_streams(seam: Seam) -> Callable[..., Any]:
         cancel(self)
         self.process_outbound_task()
         pending, self.pending_futures = self.pending_futures, {}
+        # What was given up is counted already, and waits here for an answer all the same.
+        lookups = sum(spec.operation in _LOOKUPS and not future.is_done_.is_set() for future, spec in pending.values())
         for future, spec in pending.values():
             future.set_exception(_gone(link, spec.operation))
-        lookups = sum(spec.operation in _LOOKUPS for _, spec in pending.values())
         if lookups and not link.closing:
             tallies.miss("server_lost", "server", f"{link.url} is gone; prompts are computed", lookups)
 

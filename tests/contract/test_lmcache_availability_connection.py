@@ -21,6 +21,7 @@ from patches.framework import process, tallies
 from patches.framework.errors import EnvironmentRefusedError
 from patches.framework.records import Seam
 from patches.lmcache_availability import PATCH
+from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.link import ServerUnavailableError
 
 lmcache = pytest.importorskip("lmcache")
@@ -264,13 +265,39 @@ def test_lookup_that_a_stopped_server_does_not_answer_is_given_up_in_time(cache:
         for _ in range(3):  # as the scheduler does while a request waits for blocks
             scheduler.maybe_submit_lookup_request("while away", tokens())
         assert looked_up(scheduler, "while away")[1] < 0.1
-        # Where a ping was overdue first, the server is known to be silent and the look-up ends with that, uncounted.
-        assert gained(before, "lmcache_misses lookup_unanswered") <= 1
+        scheduler.check_lookup_result("silent")
+        assert gained(before, "lmcache_misses lookup_unanswered") == 1
         assert gained(before, "lmcache_misses server_away") == 1
     assert until(lambda: scheduler.is_healthy) < 2
     scheduler.maybe_submit_lookup_request("after", tokens())
     assert looked_up(scheduler, "after")[1] < 0.5
     assert gained(before, "lmcache_outages silent") == 1
+
+
+def test_lookup_that_ends_with_an_overdue_ping_is_counted_once(cache: Cache, scheduler: Any) -> None:
+    before = tallies.snapshot()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("under way", tokens())
+        link_of(scheduler.req_clients[cache.url]).overdue("ping")
+        assert scheduler.check_lookup_result("under way") == 0
+        assert scheduler.check_lookup_result("under way") == 0
+        assert gained(before, "lmcache_misses lookup_unanswered") == 1
+        cache.kill()
+        until(lambda: gained(before, "lmcache_outages lost"))
+    assert gained(before, "lmcache_misses") == 1
+    cache.up(*USUAL)
+
+
+def test_without_the_guard_a_lookup_that_ends_with_an_overdue_ping_is_not_counted(
+    cache: Cache, scheduler: Any, bare: Callable[..., None]
+) -> None:
+    bare("LMCacheMPSchedulerAdapter.check_lookup_result")
+    before = tallies.snapshot()
+    with cache.stopped():
+        scheduler.maybe_submit_lookup_request("under way", tokens())
+        link_of(scheduler.req_clients[cache.url]).overdue("ping")
+        assert scheduler.check_lookup_result("under way") == 0
+        assert gained(before, "lmcache_misses") == 0
 
 
 def test_without_the_guard_the_lookup_hangs(cache: Cache, scheduler: Any, bare: Callable[..., None]) -> None:
