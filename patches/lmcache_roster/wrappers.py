@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from patches.framework import process, tallies
+from patches.framework import process, settings, tallies
 from patches.framework.errors import EnvironmentRefusedError, RunDirectoryError
 from patches.framework.records import Role, Seam
 from patches.lmcache_roster import attested
@@ -34,11 +34,25 @@ def run_cache_server(seam: Seam) -> Callable[..., Any]:
         except RunDirectoryError as error:
             current.refuse(EnvironmentRefusedError(error.found, error.wanted, error.remedy))
         current.verify_cache_server()
+        _check_engine(kwargs.get("mp_config", args[0] if args else None))
         started = seam.original(*args, **kwargs)
         current.alone = False
         return started
 
     return start
+
+
+def _check_engine(mp_config: Any) -> None:
+    """Refuse the engine that joins stored chunks of other prompts: its hits are not what a cold run computes."""
+    accepted = settings.get("SPLINT_LMCACHE_UNPROTECTED")
+    if getattr(mp_config, "engine_type", None) == "blend" and not {"blend", "all"} & {*accepted}:
+        process.refuse(
+            EnvironmentRefusedError(
+                "lmcache server --engine-type blend, whose hits are approximations that nothing here has proved",
+                "--engine-type default, where a hit is the bytes that the same prefix gave",
+                "Leave --engine-type out, or accept it: SPLINT_LMCACHE_UNPROTECTED=blend",
+            )
+        )
 
 
 def get_experimental(seam: Seam) -> Callable[..., list[str]]:

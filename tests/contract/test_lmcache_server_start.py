@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.servers import engine_environment, free_port, lmcache_server
 
 from patches.framework import process, rundir
-from patches.framework.errors import AlreadyReplacedError
+from patches.framework.errors import AlreadyReplacedError, EnvironmentRefusedError
 from patches.framework.records import Seam
 from patches.lmcache_roster.wrappers import run_cache_server
 from patches.supervision import living
@@ -104,6 +106,20 @@ def test_a_patch_that_is_not_in_place_keeps_it_from_serving(monkeypatch: pytest.
     current.alone = True
     start()
     assert (served, current.alone) == (["served"], False)
+
+
+@pytest.mark.usefixtures("reset_process")
+def test_an_engine_that_blends_prompts_is_refused_until_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    start = run_cache_server(Seam("run_cache_server", served.append, lambda: None))
+    monkeypatch.setattr(process.start(), "_check_places", lambda: None)
+    monkeypatch.setattr(process.start(), "alone", False)
+    with pytest.raises(EnvironmentRefusedError, match="--engine-type blend"):
+        start(SimpleNamespace(engine_type="blend"))
+    start(SimpleNamespace(engine_type="default"))
+    monkeypatch.setenv("SPLINT_LMCACHE_UNPROTECTED", "blend")
+    start(SimpleNamespace(engine_type="blend"))
+    assert [each.engine_type for each in served] == ["default", "blend"]
 
 
 @pytest.fixture
