@@ -25,7 +25,7 @@ def check_closed() -> None:
         raise GateOpenError(
             f"a control call of the smoke tests in phase {phase!r}",
             "one while the gate is closed",
-            "Restart the server to run the smoke tests again.",
+            "Restart the server to run the smoke tests again; a headless node must not leave out process_roster.",
         )
 
 

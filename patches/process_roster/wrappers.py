@@ -38,39 +38,38 @@ def run_server_worker(seam: Seam) -> Callable[..., Any]:
 
 
 def launcher(seam: Seam) -> Callable[..., Any]:
-    """The parent of several API servers, or of the engines of a headless node.
+    """The parent of several API servers."""
+    return _noting(seam, _note_launcher)
 
-    A supervising parent has cleared the run directory. Where a program starts the server by a call there is none, and
-    API servers that wait for the verdict must not find that of an earlier server.
-    """
+
+def headless(seam: Seam) -> Callable[..., Any]:
+    """The parent of the engines of a headless node, whose server tells no phases."""
 
     def note(*_args: Any, **_kwargs: Any) -> None:
-        process.start().take_role(Role.LAUNCHER)
-        _note_command()
+        _note_launcher()
         folder = rundir.current()
-        if folder is not None and SUPERVISOR_PID not in os.environ:
-            rundir.forget_opening(folder)
+        if folder is not None:
+            (folder / rundir.HEADLESS).touch()
 
     return _noting(seam, note)
+
+
+def _note_launcher(*_args: Any, **_kwargs: Any) -> None:
+    """Take the role and clear the run directory, where no supervising parent has.
+
+    Where a program starts the server by a call there is none, and API servers that wait for the verdict must not find
+    that of an earlier server.
+    """
+    process.start().take_role(Role.LAUNCHER)
+    _note_command()
+    folder = rundir.current()
+    if folder is not None and SUPERVISOR_PID not in os.environ:
+        rundir.forget_opening(folder)
 
 
 def _note_command() -> None:
     """Whether a command of vLLM's runs here, which parses its arguments, or a program that has made them itself."""
     process.start().note(command=is_serving(sys.orig_argv))
-
-
-def headless(seam: Seam) -> Callable[..., Any]:
-    """The parent of the engines of a headless node, whose server tells no phases."""
-    start = launcher(seam)
-
-    @wraps(seam.original)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        folder = rundir.current()
-        if folder is not None:
-            (rundir.prepare(folder) / rundir.HEADLESS).touch()
-        return start(*args, **kwargs)
-
-    return marked
 
 
 def run_engine_core(seam: Seam) -> Callable[..., Any]:

@@ -173,3 +173,21 @@ def test_api_servers_of_a_program_do_not_open_on_an_earlier_servers_verdict(
     )
     wrappers.launcher(Seam("x:y", lambda: None, lambda: None))()
     assert [path.exists() for path in left] == [supervised] * 3
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_a_headless_node_is_marked_as_one_until_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    """Its engines answer the control calls of its head, which tells them no phase."""
+    monkeypatch.setenv(rundir.ENV, str(rundir.prepare(tmp_path)))
+    monkeypatch.delenv(SUPERVISOR_PID, raising=False)
+    if supervised:
+        monkeypatch.setenv(SUPERVISOR_PID, str(os.getppid()))
+    monkeypatch.setattr(
+        "patches.framework.process.start", lambda: SimpleNamespace(take_role=lambda _role: None, note=lambda **_: None)
+    )
+    seen: list[bool] = []
+    wrappers.headless(Seam("x:y", lambda: seen.append((tmp_path / rundir.HEADLESS).exists()), lambda: None))()
+    rundir.forget_opening(tmp_path)
+    assert (seen, (tmp_path / rundir.HEADLESS).exists()) == ([True], False)
