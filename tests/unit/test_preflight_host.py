@@ -206,11 +206,11 @@ def test_code_for_a_library_that_is_absent_is_refused() -> None:
     ("vllm", "lmcache", "words", "hybrid", "found"),
     [
         ("0.32.0", "0.5.6", MP, True, None),
-        ("0.30.0", "0.5.2", MP, False, "Install LMCache 0.5.5; vLLM 0.30.0 may stay."),
+        ("0.30.0", "0.5.2", MP, False, "Install vLLM 0.32.0 with LMCache 0.5.6."),
         ("0.30.0", "0.5.2", (), False, None),
-        ("0.19.1", "0.5.6", MP, False, "Install vLLM 0.22.1 with LMCache 0.5.6."),
-        ("0.19.1", "0.5.6", V1, False, None),
-        ("0.28.0", "0.5.5", MP, True, "Install LMCache 0.5.6; vLLM 0.28.0 may stay."),
+        ("0.19.1", "0.5.6", MP, False, "Install vLLM 0.32.0 with LMCache 0.5.6."),
+        ("0.19.1", "0.5.6", V1, False, "these releases are not covered"),
+        ("0.28.0", "0.5.5", MP, True, "Install vLLM 0.32.0 with LMCache 0.5.6."),
         ("0.30.0", "0.5.6", V1, False, "the in-process connector takes keys and values"),
     ],
 )
