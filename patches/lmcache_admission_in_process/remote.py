@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -20,6 +21,8 @@ SEALED = {"FSConnector": "fs", "RedisConnector": "redis", "RESPConnector": "resp
 
 
 BACKENDS = ("local_disk", *SEALED.values())
+_refused: ContextVar[list[EnvironmentRefusedError] | None] = ContextVar("refused", default=None)
+"""What was refused while LMCache makes its backends: its loader of ``remote_storage_plugins`` only logs exceptions."""
 
 
 def create_backends(seam: Seam) -> Callable[..., Any]:
@@ -31,9 +34,23 @@ def create_backends(seam: Seam) -> Callable[..., Any]:
         seam.count()
         for name in _bare(config):
             require_acceptance(name, BACKENDS, "the storage backend")
-        return original(config, *args, **kwargs)
+        refused: list[EnvironmentRefusedError] = []
+        token = _refused.set(refused)
+        try:
+            made = original(config, *args, **kwargs)
+        finally:
+            _refused.reset(token)
+        if refused:
+            raise refused[0]
+        return made
 
     return created
+
+
+def _note(error: EnvironmentRefusedError) -> None:
+    noted = _refused.get()
+    if noted is not None:
+        noted.append(error)
 
 
 def _bare(config: Any) -> Iterator[str]:
@@ -50,6 +67,14 @@ def _bare(config: Any) -> Iterator[str]:
     yield from config.storage_plugins or ()
 
 
+def _refuse(error: EnvironmentRefusedError) -> None:
+    try:
+        process.refuse(error)
+    except EnvironmentRefusedError:
+        _note(error)
+        raise
+
+
 def create_connector(seam: Seam) -> Callable[..., Any]:
     """Put the checks between LMCache and the connector."""
     original = seam.original
@@ -61,6 +86,7 @@ def create_connector(seam: Seam) -> Callable[..., Any]:
         try:
             _check(made, url.partition("://")[0], config)
         except EnvironmentRefusedError as error:
+            _note(error)
             raise _irrecoverable(error) from error
         return made
 
@@ -99,7 +125,7 @@ def create_serde(seam: Seam) -> Callable[..., Any]:
         try:
             check_in_process(serde_type, metadata.kv_dtype)
         except EnvironmentRefusedError as error:
-            process.refuse(error)
+            _refuse(error)
         return original(serde_type, metadata, config)
 
     return created

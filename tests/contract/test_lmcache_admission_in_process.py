@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -319,6 +320,29 @@ def test_a_backend_that_carries_no_seal_is_refused_until_it_is_accepted(
     monkeypatch.setenv("SPLINT_LMCACHE_UNPROTECTED", name)
     create(config)
     assert len(made) == 2
+
+
+def test_a_refusal_in_lmcache_s_loader_of_plugins_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache logs whatever a plugin raises and goes on without it."""
+    from lmcache.v1 import storage_backend
+    from lmcache.v1.storage_backend.connector.blackhole_connector import BlackholeConnector
+
+    class Mine(BlackholeConnector):  # type: ignore[misc]
+        def __init__(self, **_: Any) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(sys.modules, "plugin_of_somebody", SimpleNamespace(Mine=Mine))
+    place = {"module_path": "plugin_of_somebody", "class_name": "Mine"}
+    extra = {f"remote_storage_plugin.mine.{word}": value for word, value in place.items()}
+    engine = Store("bfloat16", remote_storage_plugins=["mine"], extra_config=extra)
+    given = (engine.config, engine.metadata, engine.loop, "cpu")
+    try:
+        with pytest.raises(EnvironmentRefusedError, match="SPLINT_LMCACHE_UNPROTECTED=plugin"):
+            storage_backend.CreateStorageBackends(*given)
+        monkeypatch.setenv("SPLINT_LMCACHE_UNPROTECTED", "plugin")
+        assert "RemoteBackend-mine" in storage_backend.CreateStorageBackends(*given)
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e4m3fn"])
