@@ -31,11 +31,19 @@ client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries
 client.completions.create(model="tiny", prompt="a splint " * 20, max_tokens=4)
 print(client.models.list().data[0].id)
 """
+EMBED = """
+import httpx
+answer = httpx.post("http://127.0.0.1:8000/v1/embeddings", json={"model": "tiny", "input": "a splint"})
+print(answer.status_code, answer.json())
+"""
+# Stock's words: the test of stock mode asks it, too.
+EMBEDDINGS_REFUSED = "404 {'detail': 'Not Found'}"
 TLS = """
 import ssl, sys, httpx
 client = httpx.Client(verify=ssl.create_default_context(cafile=sys.argv[1]))
-url = "https://localhost:8000/v1/models"
-print(client.get(url).status_code, client.get(url, headers={"Authorization": "Bearer " + sys.argv[2]}).status_code)
+key = {"Authorization": "Bearer " + sys.argv[2]}
+for path, headers in ("/v1/models", {}), ("/v1/models", key), ("/models/v1/models", key), ("/readyz", {}):
+    print(client.get("https://localhost:8000" + path, headers=headers).status_code)
 """
 KILL_AN_ENGINE = """
 import os, signal
@@ -85,6 +93,7 @@ class TestFormsOfStart:
         server = start("--model", "/model", *FLAGS)
         server.wait_healthy()
         assert _ask(server) == "tiny"
+        assert server.python(EMBED) == EMBEDDINGS_REFUSED
 
     @pytest.mark.parametrize(
         ("entrypoint", "words"),
@@ -125,7 +134,12 @@ class TestFormsOfStart:
             options=("--volume", f"{tmp_path}:/tls:ro"),
         )  # fmt: skip
         server.wait_healthy()
-        assert server.python(TLS, "/tls/certificate.pem", "of the operator").split() == ["401", "200"]
+        assert server.python(TLS, "/tls/certificate.pem", "of the operator").split() == [
+            "401",
+            "200",
+            "200",
+            "200",
+        ]
 
 
 @pytest.mark.full
@@ -150,6 +164,7 @@ class TestEnds:
         server = start("/model", *FLAGS, environ={"SPLINT_MODE": "off"})
         print(f"stock: healthy after {server.wait_healthy():.1f} s")
         assert _ask(server) == "tiny"
+        assert server.python(EMBED) == EMBEDDINGS_REFUSED
         assert server.stop()[0] == 0
 
 

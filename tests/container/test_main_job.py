@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import openai
 import pytest
 from support.containers import Compose, wait_until
 
+# Seconds of work for the tiny model on these cores.
+IN_FLIGHT_TOKENS = 800
 KILL_AN_ENGINE = """
 import os, signal
 from pathlib import Path
@@ -62,9 +65,17 @@ def test_a_killed_engine_ends_the_server_with_an_error_and_it_is_started_again(m
     assert httpx.get(f"{url}/health", timeout=20).status_code == 200
 
 
-def test_a_stop_drains_and_ends_with_code_0(main_job: Compose) -> None:
-    serving = main_job.service("vllm-cpu")
-    code, seconds = serving.stop(60)
-    print(f"docker stop: code {code} after {seconds:.1f} s")
+def test_a_stop_lets_requests_finish_and_ends_with_code_0(main_job: Compose, url: str) -> None:
+    """Stock breaks them off."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    asked: Any = {"model": "tiny-moe", "prompt": "a splint", "max_tokens": IN_FLIGHT_TOKENS, "temperature": 0}
+    stream = iter(client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(main_job.service("vllm-cpu").stop, 60)
+        rest = list(stream)
+        code, seconds = stopped.result()
+    print(f"docker stop with a request of {IN_FLIGHT_TOKENS} tokens in flight: code {code} after {seconds:.1f} s")
+    assert rest[-1].choices[0].finish_reason == "length"
     assert code == 0
     assert seconds < 45

@@ -41,6 +41,8 @@ def test_two_nodes_serve_with_one_budget_and_the_death_of_one_ends_the_other(nod
         checks = {check["id"]: check for check in report["verdict"]["checks"]}
         assert report["verdict"]["status"] == "passed"
         assert checks["kv_budget"]["status"] == "passed"
+        # By the counters of each rank, so the other container's has answered itself.
+        assert checks["dp_ranks"]["evidence"]["ranks"].keys() == {"0", "1"}
         print(f"budget: {checks['kv_budget']['evidence']}")
         client = openai.OpenAI(base_url=f"{_url(compose)}/v1", api_key="none", max_retries=0, timeout=60)
         for rank in ("0", "1"):
