@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["start", "started"]
 
 LIBRARIES = ("vllm", "lmcache")
+SHARED = (
+    "dataclasses",
+    "importlib.metadata",
+    "importlib.resources",
+    "inspect",
+    "json",
+    "logging",
+    "socket",
+    "tempfile",
+)
+"""Parts of Python's library that vLLM imports anyway: here they only come earlier, so they are no work of ours."""
 _OURS = ("patches", "patches.bootstrap", "patches.supervision")
 # On sys, because this module may be loaded twice: it steps aside between its start and the first look.
 _STARTED = "_splint_started"
@@ -110,6 +121,10 @@ def _step_aside() -> dict[str, ModuleType]:
 
 
 def _install(library: str) -> None:
+    from importlib import import_module
+
+    for name in SHARED:
+        import_module(name)
     from patches.framework import timing
 
     with timing.phase("hooks"):

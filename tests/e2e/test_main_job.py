@@ -89,9 +89,10 @@ def test_the_patches_of_the_main_job_are_applied_and_exercised(report: dict[str,
 def test_our_start_up_work_is_at_most_three_percent_of_the_time_to_healthy(
     stack: Server, report: dict[str, Any]
 ) -> None:
-    """Summed over all processes, although they start side by side."""
-    total = sum(report["timings_ms"].values()) / 1000
-    print(f"start-up work of our own, ms by phase over {len(report['processes'])} processes: {report['timings_ms']}")
+    """Summed over all processes, although they start side by side; LMCache's server is up before they are started."""
+    ours = [entry["timings_ms"] for entry in report["processes"] if entry["role"] != "lmcache_server"]
+    total = sum(sum(phases.values()) for phases in ours) / 1000
+    print(f"start-up work of our own, ms by phase over {len(ours)} processes: {ours}")
     print(f"{total:.2f} s of {stack.ready_s:.1f} s to healthy: {100 * total / stack.ready_s:.2f} %")
     assert total <= 0.03 * stack.ready_s
 

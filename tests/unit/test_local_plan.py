@@ -95,3 +95,12 @@ def test_a_hub_name_may_be_looked_up_on_the_hub() -> None:
 
 def test_the_drain_is_what_vllm_was_told() -> None:
     assert plan("--shutdown-timeout", "30").drain_s == 30
+
+
+@pytest.mark.parametrize(("arguments", "disabled"), [((), True), (("--no-enforce-eager",), False)])
+def test_nothing_is_compiled_on_a_cpu_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], disabled: bool
+) -> None:
+    monkeypatch.setattr("entrypoint.local.plan._on_cpu", lambda: True)
+    environment = engine_environment(plan(*arguments), RUN, {})
+    assert ("TORCH_COMPILE_DISABLE" in environment) == disabled
