@@ -7,9 +7,15 @@ from collections.abc import Iterable
 from patches.framework import process, settings
 from patches.framework.errors import EnvironmentRefusedError
 
-__all__ = ["SETTING", "require_acceptance"]
+__all__ = ["SETTING", "is_accepted", "require_acceptance"]
 
 SETTING = "SPLINT_LMCACHE_UNPROTECTED"
+
+
+def is_accepted(name: str) -> bool:
+    """Whether the operator takes ``name`` without checksums."""
+    accepted = settings.get(SETTING)
+    return name in accepted or "all" in accepted
 
 
 def require_acceptance(name: str, sealed: Iterable[str], what: str) -> None:
@@ -23,8 +29,7 @@ def require_acceptance(name: str, sealed: Iterable[str], what: str) -> None:
     Raises:
         EnvironmentRefusedError: in enforce mode, where it is not accepted.
     """
-    accepted = settings.get(SETTING)
-    if name in accepted or "all" in accepted:
+    if is_accepted(name):
         return
     process.refuse(
         EnvironmentRefusedError(

@@ -13,6 +13,7 @@ from typing import Any
 from patches.framework import process, roster, settings
 from patches.framework.errors import EnvironmentRefusedError
 from patches.framework.records import Role
+from patches.lmcache_admission.unprotected import SETTING, is_accepted
 from patches.lmcache_availability.limits import ping_limit_s, start_limit_s
 from patches.lmcache_availability.link import Link
 from patches.lmcache_roster import attested
@@ -21,7 +22,6 @@ __all__ = ["note", "require", "still_protected"]
 
 logger = logging.getLogger(__name__)
 
-_SETTING = "SPLINT_LMCACHE_UNPROTECTED"
 _NAME = "server"
 _lock = threading.Lock()
 
@@ -41,17 +41,17 @@ def require(client: Any, link: Link) -> None:
     except TimeoutError:
         link.fault = "no answer for who asks what it is"
     fault = link.fault
-    if fault is not None and not _accepted():
+    if fault is not None and not is_accepted(_NAME):
         process.refuse(
             EnvironmentRefusedError(
                 f"the LMCache server at {link.url} has {fault}",
                 "a server that carries this project's patches: what it keeps has checksums then",
                 "Start `lmcache server` from an environment or image with vllm-splint (SPLINT_MODE not off,"
-                f" SPLINT_PATCHES as here), or accept that nothing holds back damaged bytes: {_SETTING}={_NAME}",
+                f" SPLINT_PATCHES as here), or accept that nothing holds back damaged bytes: {SETTING}={_NAME}",
             )
         )
     elif fault is not None:
-        logger.warning("LMCache server %s has %s; accepted by %s", link.url, fault, _SETTING)
+        logger.warning("LMCache server %s has %s; accepted by %s", link.url, fault, SETTING)
     note(link, answering=True)
 
 
@@ -68,19 +68,14 @@ def still_protected(client: Any, link: Link) -> bool:
     except TimeoutError:
         return not link.lost
     fault = _fault(link)
-    used = fault is None or _accepted() or not current.enforcing
+    used = fault is None or is_accepted(_NAME) or not current.enforcing
     if fault is not None and fault != link.fault:
-        without = f"This engine goes on without it; {_SETTING}={_NAME} in the engine's environment accepts it."
+        without = f"This engine goes on without it; {SETTING}={_NAME} in the engine's environment accepts it."
         logger.error(
             "LMCache server %s has %s now. %s", link.url, fault, "It is used all the same." if used else without
         )
     link.fault = fault
     return used
-
-
-def _accepted() -> bool:
-    accepted = settings.get(_SETTING)
-    return _NAME in accepted or "all" in accepted
 
 
 def _ask(client: Any, limit_s: float) -> dict[str, Any] | None:
@@ -97,7 +92,7 @@ def note(link: Link, *, answering: bool) -> None:
     current = process.current()
     if current is None or current.identity.get("role") != Role.ENGINE_CORE.value:
         return
-    said = {"seen": time.time(), "answering": answering, "accepted": _accepted(), "fault": link.fault}
+    said = {"seen": time.time(), "answering": answering, "accepted": is_accepted(_NAME), "fault": link.fault}
     with _lock:
         known = current.facts.get(roster.REMOTE, {})
         current.note(**{roster.REMOTE: {**known, link.url: {**said, "server": link.server}}})

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from patches.framework import process, settings, tallies
+from patches.framework import process, tallies
 from patches.framework.errors import EnvironmentRefusedError, RunDirectoryError
 from patches.framework.records import Role, Seam
+from patches.lmcache_admission.unprotected import SETTING, is_accepted
 from patches.lmcache_roster import attested
 from patches.supervision import living
 
@@ -44,13 +45,12 @@ def run_cache_server(seam: Seam) -> Callable[..., Any]:
 
 def _check_engine(mp_config: Any) -> None:
     """Refuse the engine that joins stored chunks of other prompts: its hits are not what a cold run computes."""
-    accepted = settings.get("SPLINT_LMCACHE_UNPROTECTED")
-    if getattr(mp_config, "engine_type", None) == "blend" and not {"blend", "all"} & {*accepted}:
+    if getattr(mp_config, "engine_type", None) == "blend" and not is_accepted("blend"):
         process.refuse(
             EnvironmentRefusedError(
                 "lmcache server --engine-type blend, whose hits are approximations that nothing here has proved",
                 "--engine-type default, where a hit is the bytes that the same prefix gave",
-                "Leave --engine-type out, or accept it: SPLINT_LMCACHE_UNPROTECTED=blend",
+                f"Leave --engine-type out, or accept it: {SETTING}=blend",
             )
         )
 
