@@ -18,7 +18,18 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.supervision.processes import read_state
 
-__all__ = ["REMOTE", "SCHEMA", "compare", "load", "name", "name_of", "patch_set_digest", "remote", "start_time"]
+__all__ = [
+    "REMOTE",
+    "SCHEMA",
+    "compare",
+    "everywhere",
+    "load",
+    "name",
+    "name_of",
+    "patch_set_digest",
+    "remote",
+    "start_time",
+]
 
 SCHEMA = 1
 REMOTE = "lmcache_servers"
@@ -76,6 +87,12 @@ def remote(attested: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             if said["seen"] >= found.get(_process(server), (0.0, {}))[0]:
                 found[_process(server)] = (said["seen"], latest)
     return [server for _, server in found.values()]
+
+
+def everywhere(run_dir: Path) -> list[dict[str, Any]]:
+    """What :func:`load` and :func:`remote` know of a server, together."""
+    own = load(run_dir)
+    return [*own, *remote(own)]
 
 
 def _process(entry: Mapping[str, Any]) -> tuple[Any, ...]:

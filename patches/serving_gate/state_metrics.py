@@ -35,8 +35,7 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Any]:
         """One family a metric. Linear in processes."""
-        own = roster.load(self._run_dir)
-        processes = [*own, *roster.remote(own)]
+        processes = roster.everywhere(self._run_dir)
         yield GaugeMetricFamily("splint_ready", "Whether /readyz says yes.", value=float(self._ready()))
         yield _up(processes)
         yield _patch_sets(processes)
