@@ -14,6 +14,7 @@ from pathlib import Path
 
 from entrypoint.local.ports import free_ports
 from patches.framework import rundir
+from patches.framework.arguments import Arguments
 
 __all__ = ["CHUNK_TOKENS", "CachePorts", "Plan", "cache_command", "engine_command", "engine_environment", "option"]
 
@@ -126,7 +127,7 @@ def engine_environment(plan: Plan, run_dir: Path, environ: Mapping[str, str] = o
     if _on_cpu():
         ours |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         ours["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // _data_parallel_size()))
-        if "--no-enforce-eager" not in plan.arguments:
+        if not Arguments(plan.arguments).has("--no-enforce-eager"):
             # Even then vLLM compiles what ranks log-probabilities, for seconds on each rank and with a C++ compiler.
             ours["TORCH_COMPILE_DISABLE"] = "1"
     if plan.model is None or Path(plan.model).exists():

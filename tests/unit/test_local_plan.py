@@ -97,7 +97,9 @@ def test_the_drain_is_what_vllm_was_told() -> None:
     assert plan("--shutdown-timeout", "30").drain_s == 30
 
 
-@pytest.mark.parametrize(("arguments", "disabled"), [((), True), (("--no-enforce-eager",), False)])
+@pytest.mark.parametrize(
+    ("arguments", "disabled"), [((), True), (("--no-enforce-eager",), False), (("--no_enforce_eager",), False)]
+)
 def test_nothing_is_compiled_on_a_cpu_unless_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], disabled: bool
 ) -> None:
