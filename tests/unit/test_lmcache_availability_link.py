@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from patches.framework import settings, tallies
-from patches.lmcache_availability import limits
+from patches.lmcache_availability import connection, limits
 from patches.lmcache_availability.link import Link, ServerUnavailableError, State
 from patches.lmcache_availability.start import server_command
 
@@ -135,6 +135,15 @@ def test_only_the_first_request_of_a_kind_is_the_first() -> None:
     assert [link.first("prepare_store"), link.first("commit_store"), link.first("prepare_store")] == [True, True, False]
 
 
+def test_the_second_store_is_given_the_usual_time_again() -> None:
+    link = Link()
+    watches = [vars(connection._watched(Future(), link, "commit_store", [Key, 1, b""])) for _ in range(2)]
+    left = [watch["splint_watch"].left_s() for watch in watches]
+    usual = limits.limit_s("commit_store")
+    assert usual is not None
+    assert left[0] > usual >= left[1] > 0
+
+
 @pytest.mark.parametrize(("block", "chunk"), [(16, 256), (128, 256), (96, 192), (300, 300), (1056, 1056)])
 def test_server_command_names_a_chunk_size_that_is_a_multiple_of_the_block_size(block: int, chunk: int) -> None:
     command = server_command("tcp://127.0.0.1:5555", block)
@@ -143,6 +152,10 @@ def test_server_command_names_a_chunk_size_that_is_a_multiple_of_the_block_size(
 
 class Key:
     start, end = 0, 1024
+
+
+class Future:
+    """What a request to the server returns."""
 
 
 def test_large_transfer_in_messages_is_given_the_time_that_its_bytes_take() -> None:
