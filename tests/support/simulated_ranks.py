@@ -49,6 +49,7 @@ class Outcome:
     memory: list[int] = field(default_factory=list)
     blocks: int = 0
     error: Exception | None = None
+    cpu_s: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -83,6 +84,7 @@ def simulate(
             Channel(server.clone(), rank, len(measurements)), policy=policy, ep_size=ep_size, timeout_s=timeout_s
         )
         together.wait()
+        worked = time.thread_time()
         try:
             agreement.hello(greet(rank))
             outcome.memory = agreement.measured(own)
@@ -90,6 +92,7 @@ def simulate(
             agreement.planned(RankBlocks(rank, 0, outcome.blocks, own.block_size), max_model_len(rank))
         except Exception as error:  # noqa: BLE001 - the test looks at it
             outcome.error = error
+        outcome.cpu_s = time.thread_time() - worked
         outcome.rows = agreement.rows
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(measurements)) if rank not in silent]
