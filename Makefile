@@ -22,6 +22,8 @@ QUICK := -m 'not full'
 # A private Docker engine: it needs root and Debian. `make test CONTAINERS=yes` takes its tests in, as CI does.
 CONTAINERS ?= no
 ENGINE := tools/containers/engine.sh
+# Most of a contract test is the start of an interpreter that imports vLLM: files run beside one another.
+BESIDE := -n auto --maxprocesses 4 --dist loadfile
 # The first container test builds the images.
 PATIENT := -o timeout=1500
 
@@ -55,7 +57,7 @@ unit: env
 	@$(PYTEST) $(QUICK) tests/unit --junitxml=$(RESULTS)/unit.xml
 
 contract: env
-	@$(PYTEST) $(QUICK) tests/contract --junitxml=$(RESULTS)/contract.xml
+	@$(PYTEST) $(QUICK) $(BESIDE) tests/contract --junitxml=$(RESULTS)/contract.xml
 
 e2e: env
 	@$(PYTEST) $(QUICK) tests/e2e --junitxml=$(RESULTS)/e2e.xml
