@@ -31,6 +31,7 @@ PATCH_IDS = (
     "kv_load_recompute",
     "lmcache_unfinished_store",
     "lmcache_failed_transfer",
+    "lmcache_failed_load",
     "lmcache_client_params",
     "lmcache_in_process",
     "lmcache_whole",
