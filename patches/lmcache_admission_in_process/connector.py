@@ -34,15 +34,26 @@ class CheckedConnector:
     def __init__(self, inner: Any, tier: str, *, layerwise: bool) -> None:
         self._inner = inner
         self._tier = tier
-        inner.local_cpu_backend = _Allocating(inner.local_cpu_backend, inner, tier, layerwise=layerwise)
+        self._memory = _Allocating(inner.local_cpu_backend, inner, tier, layerwise=layerwise)
+        self._given_up: set[str] = set()
+        inner.local_cpu_backend = self._memory
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    async def exists(self, key: Any) -> bool:
+        """Whether there is an object that has not turned out to be useless."""
+        return key.to_string() not in self._given_up and bool(await self._inner.exists(key))
+
+    def exists_sync(self, key: Any) -> bool:
+        """As :meth:`exists`, from a thread that is not the loop's."""
+        return key.to_string() not in self._given_up and bool(self._inner.exists_sync(key))
 
     async def put(self, key: Any, memory_obj: Any) -> None:
         """Seal and store."""
         for view in await self._sealed([key], [memory_obj]):
             await self._inner.put(key, view)
+            self._given_up.discard(key.to_string())
 
     async def batched_put(self, keys: Sequence[Any], memory_objs: Sequence[Any]) -> None:
         """Seal and store; nothing is stored where one of them has no room for its seal."""
@@ -60,12 +71,24 @@ class CheckedConnector:
 
     async def get(self, key: Any) -> Any:
         """The object, or None where there is none that is this key's."""
+        seen = self._memory.seen()
         try:
             view = await self._inner.get(key)
         except MALFORMED as error:
             await self._refuse(key, "damaged", f"what is stored there can't be read: {error}")
             return None
+        if view is None:
+            await self._unread(key, seen)
         return await self._checked(key, view)
+
+    async def _unread(self, key: Any, seen: tuple[int, int]) -> None:
+        """Forget what is there and could not be read, unless it was for want of memory, as none was since ``seen``."""
+        short, strange = (now - before for now, before in zip(self._memory.seen(), seen, strict=True))
+        if short or not await self._inner.exists(key):
+            return
+        if not strange:
+            tallies.miss("damaged", self._tier, "what is stored there can't be read")
+        await self._forget(key)
 
     async def batched_get(self, keys: Sequence[Any]) -> list[Any]:
         """For each key the object, or None."""
@@ -120,8 +143,8 @@ class CheckedConnector:
                 await self._inner.connection.delete(f"{name}metadata", f"{name}kv_bytes")
             case "resp":
                 self._inner.client._client.submit_batch_delete([name])
-            case _:
-                logger.debug("%s has no way to delete", self._tier)
+            case _:  # lm:// has no way to delete: this engine finds it no more, and replaces it
+                self._given_up.add(name)
 
 
 class _Allocating:
@@ -129,6 +152,7 @@ class _Allocating:
 
     def __init__(self, backend: Any, connector: Any, tier: str, *, layerwise: bool) -> None:
         self._backend, self._connector, self._tier, self._layerwise = backend, connector, tier, layerwise
+        self._short = self._foreign = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -138,12 +162,18 @@ class _Allocating:
         groups, kinds = as_lists(shapes, dtypes)
         reason = self._strange(groups, kinds, fmt)
         if reason is not None:
+            self._foreign += 1
             tallies.miss(reason, self._tier, f"a header of {kinds} {groups}; it is not used")
             return None
         found = self._backend.allocate(groups, kinds, fmt, *args, **kwargs)
         if found is None or not has_room(found):
+            self._short += 1
             return None
         return Sealed(None, found)
+
+    def seen(self) -> tuple[int, int]:
+        """How often there was no memory, and how often a header was strange."""
+        return self._short, self._foreign
 
     def _strange(self, shapes: list[Any], dtypes: list[Any], fmt: Any) -> str | None:
         wanted = self._connector

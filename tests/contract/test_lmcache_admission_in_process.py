@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from support.lmcache_in_process import Store, lm_server, name
+from support.lmcache_in_process import LmClient, Store, lm_server, name
 from support.lmcache_tiers import DTYPES, apply, damaged
 from support.redis import redis_server
 
@@ -181,28 +182,48 @@ def raw_redis(url: str) -> tuple[Callable[[str], bytes], Callable[[str, bytes], 
     return read, write, lambda: sorted(found.decode() for found in client.keys("*7a7a*") if found.endswith(ending))
 
 
+def raw_lm(url: str) -> tuple[Callable[[str], bytes], Callable[[str, bytes], None], Callable[[], list[str]]]:
+    """Its server lists nothing; the keys are known."""
+    server = OPEN.enter_context(closing(LmClient(url)))
+    return server.get, server.put, lambda: [key.to_string() for key in DAMAGED]
+
+
+DAMAGED = [name(0x7A7A0000 + number) for number in range(50)]
+
+
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("tier", ["fs", "redis", "resp"])
-def test_of_a_thousand_damaged_objects_none_is_admitted(urls: dict[str, str], tier: str) -> None:
+@pytest.mark.parametrize(("tier", "rounds"), [("fs", 20), ("redis", 20), ("resp", 20), ("lm", 3)])
+def test_of_many_damaged_objects_none_is_admitted_or_found_again(urls: dict[str, str], tier: str, rounds: int) -> None:
+    """50 objects a round. ``lm://`` takes 44 ms for an answer with a body, in stock too."""
     chance = random.Random(20261130)
-    keys = [name(0x7A7A0000 + number) for number in range(50)]
     with opened(urls[tier]) as (engine, connector), OPEN:
-        written = [engine.random(number) for number in range(len(keys))]
-        read, write, listed = (raw_files if tier == "fs" else raw_redis)(urls[tier])
-        for _ in range(20):
-            for key, found in zip(keys, written, strict=True):
+        written = [engine.random(number) for number in range(len(DAMAGED))]
+        read, write, listed = {"fs": raw_files, "lm": raw_lm}.get(tier, raw_redis)(urls[tier])
+
+        def store() -> list[str]:
+            for key, found in zip(DAMAGED, written, strict=True):
                 put(engine, connector, key, found)
-            stored = listed()
-            good = [read(one) for one in stored]
-            assert len(stored) == len(keys)
-            for place, one in enumerate(stored):
+            return listed()
+
+        stored = store()
+        good = [read(one) for one in stored]
+        assert len(stored) == len(DAMAGED)
+        before = misses(tier)
+        for _ in range(rounds):
+            for place, one in enumerate(store()):
                 bad = damaged(good[place], good[place - 1], chance)
                 write(one, bad if bad != good[place] else b"")
-            assert [get(engine, connector, key) for key in keys] == [None] * len(keys)
-        for key, found in zip(keys, written, strict=True):
-            put(engine, connector, key, found)
+            assert [get(engine, connector, key) for key in DAMAGED] == [None] * len(DAMAGED)
+            assert not any(engine.run(connector.exists(key)) or connector.exists_sync(key) for key in DAMAGED)
+        assert misses(tier) == before + rounds * len(DAMAGED)
+        store()
+        for key, found in zip(DAMAGED, written, strict=True):
+            assert engine.run(connector.exists(key))
+            assert connector.exists_sync(key)
             assert get(engine, connector, key) == bytes(found.byte_array)
             found.ref_count_down()
+        gc.collect()  # what LMCache's own Redis connector has read in vain is the collector's to give back
+        assert engine.memory.memory_allocator.pin_allocator.num_active_allocations == 0
 
 
 def test_file_that_goes_between_reading_and_checking_is_a_miss_and_gives_its_memory_back(urls: dict[str, str]) -> None:
@@ -235,6 +256,43 @@ def test_batches_stop_at_the_first_object_that_is_not_its_key_s(urls: dict[str, 
         assert [bytes(found.byte_array) for found in read] == [bytes(found.byte_array) for found in written[:2]]
         for found in read + written:
             found.ref_count_down()
+
+
+def test_strange_header_of_lm_is_a_miss_and_its_body_is_read_away(urls: dict[str, str]) -> None:
+    from lmcache.v1.memory_management import MemoryFormat
+
+    key, strange = name(320), {
+        "dtype": torch.float8_e5m2, "shape": torch.Size([2, 2, 16, 32]), "fmt": MemoryFormat.KV_2TD,
+    }  # fmt: skip
+    with opened(urls["lm"]) as (engine, connector), closing(LmClient(urls["lm"])) as server:
+        written = engine.random()
+        put(engine, connector, key, written)
+        whole = server.get(key.to_string())
+        for part, value in strange.items():
+            before = misses("lm")
+            server.put(key.to_string(), whole, **{part: value})
+            assert get(engine, connector, key) is None
+            assert (misses("lm"), engine.run(connector.exists(key))) == (before + 1, False), part
+            put(engine, connector, key, written)
+            assert get(engine, connector, key) == bytes(written.byte_array)
+        written.ref_count_down()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_memory_is_too_short_for_is_neither_damaged_nor_forgotten(
+    urls: dict[str, str], tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = name(330)
+    with opened(urls[tier]) as (engine, connector):
+        written = engine.random()
+        put(engine, connector, key, written)
+        before = misses(tier)
+        with monkeypatch.context() as short, suppress(AttributeError):  # LMCache's resp:// connector raises that
+            short.setattr(engine.memory, "allocate", lambda *_, **__: None)
+            assert get(engine, connector, key) is None
+        assert (misses(tier), engine.run(connector.exists(key))) == (before, True)
+        assert get(engine, connector, key) == bytes(written.byte_array)
+        written.ref_count_down()
 
 
 def test_answers_of_lm_do_not_mix_under_load(urls: dict[str, str]) -> None:

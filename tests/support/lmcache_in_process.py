@@ -15,7 +15,7 @@ from typing import Any
 
 from support.servers import free_port
 
-__all__ = ["CHUNK", "Store", "lm_server", "name"]
+__all__ = ["CHUNK", "LmClient", "Store", "lm_server", "name"]
 
 CHUNK = 16
 LAYERS = 2
@@ -120,3 +120,52 @@ def lm_server(folder: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.wait(10)
+
+
+class LmClient:
+    """Puts and gets any bytes under a key of an ``lm://`` server, with whatever header."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("lm://").partition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._headers: dict[str, Any] = {}
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def put(self, key: str, content: bytes, **header: Any) -> None:
+        """Store ``content`` under the header that :meth:`get` has found there, but for the parts in ``header``.
+
+        Returns when it is stored: a put has no answer, so something is asked behind it.
+        """
+        about = {part: getattr(self._headers[key], part) for part in ("fmt", "dtype", "shape")} | header
+        self._send("PUT", key, len(content), about, content)
+        self._ask("EXIST", key)
+
+    def get(self, key: str) -> bytes:
+        self._headers[key] = self._ask("GET", key)
+        return self._receive(self._headers[key].length)
+
+    def _ask(self, command: str, key: str) -> Any:
+        import torch
+        from lmcache.v1.memory_management import MemoryFormat
+        from lmcache.v1.protocol import ServerMetaMessage
+
+        self._send(command, key, 0, {"fmt": MemoryFormat(1), "dtype": torch.float16, "shape": torch.Size([0, 0, 0, 0])})
+        return ServerMetaMessage.deserialize(self._receive(ServerMetaMessage.packlength()))
+
+    def _send(self, command: str, key: str, length: int, about: dict[str, Any], content: bytes = b"") -> None:
+        from lmcache.utils import parse_cache_key
+        from lmcache.v1.protocol import ClientCommand, ClientMetaMessage
+
+        message = ClientMetaMessage(ClientCommand[command], parse_cache_key(key), length, **about)
+        self._socket.sendall(message.serialize() + content)
+
+    def _receive(self, size: int) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            received += self._socket.recv(size - len(received)) or self._broken()
+        return bytes(received)
+
+    def _broken(self) -> bytes:
+        raise ConnectionResetError("the lm:// server closed the connection")
