@@ -13,7 +13,9 @@ from support.servers import Server
 pytestmark = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this CPU has no AMX tiles")
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize(
+    "tokens", [1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
+)
 def test_a_short_first_prompt_is_answered(serve: Callable[..., Server], tokens: int) -> None:
     server = serve(env={"SPLINT_SMOKE": "off"})
     with httpx.Client(base_url=server.base_url, timeout=60) as client:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 from support.format_engines import Engine, same
 from support.servers import Server, connector_config, engine_environment, lmcache_server, running
 from support.streams import prompt, until
@@ -19,6 +20,7 @@ STEP = 900
 """The first step behind a chunk of vLLM's own ends at 1028 tokens, four into the ninth chunk."""
 
 
+@pytest.mark.full
 def test_what_was_lost_is_stored_again_and_only_once_it_is_computed(
     build: Callable[..., Server], tmp_path: Path
 ) -> None:
