@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
+from patches.lmcache_admission.streaming import Streamed, incoming
+
 __all__ = ["Connection", "OutOfStepError", "command"]
 
 CONNECT_S = 2.0
@@ -59,7 +61,7 @@ class Connection:
         """Whether the next answer is ``OK``, not an error."""
         return _is(self._line(), b"+")
 
-    def into(self, target: memoryview) -> bool:
+    def into(self, target: memoryview | Streamed) -> bool:
         """Read the next answer's bytes into ``target``, where they are exactly as many; else read them away."""
         line = self._line()
         size = int(line[1:]) if _is(line, b"$") else -1
@@ -67,7 +69,8 @@ class Connection:
             return False
         fits = size == len(target)
         if fits:
-            self._read(target)
+            for piece in incoming(target):
+                self._read(piece)
         else:
             self._skip(size)
         if self._line():
