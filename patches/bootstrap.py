@@ -155,21 +155,22 @@ def start() -> None:
 
     serving = supervision.is_serving_command(sys.orig_argv)
     program, words = supervision.vllm_program(sys.orig_argv)
-    if program or supervision.is_cache_server(sys.orig_argv):
-        _check_command(program, words, serving=serving)
+    cache_server = "" if program else supervision.cache_server(sys.orig_argv)
+    if program or cache_server:
+        _check_command(program or cache_server, words, serving=serving, settings=serving or bool(cache_server))
     if serving:
         supervision.supervise()
     sys.meta_path.insert(0, _FirstLook())
 
 
-def _check_command(program: str, words: list[str], *, serving: bool) -> None:
+def _check_command(program: str, words: list[str], *, serving: bool, settings: bool) -> None:
     """A server with a malformed setting, or out of the gate's reach, ends before it begins: one line, no traceback."""
     from patches.framework import log
     from patches.framework.errors import EXIT_REFUSED, RefusedError
 
     try:
         _check_reach(program, words, serving=serving)
-        if serving or not program:
+        if settings:
             _check_settings()
         if serving:
             _pin_kv_dtype(words)

@@ -44,7 +44,7 @@ class Process:
         self.facts: dict[str, Any] = {}
         self.verified = False
         # An LMCache server that has not begun to serve: no parent stands above it to give its end a code.
-        self.alone = supervision.is_cache_server(sys.orig_argv)
+        self.alone = bool(supervision.cache_server(sys.orig_argv))
         self.rebound: list[str] = []
         self._lock = threading.RLock()
         self.application = Application(patches.catalogue(), refuse=self.enforcing, on_change=self.attest)

@@ -64,6 +64,10 @@ COMMANDS = (
     Switch("vllm snapshot restore", "takes up captured processes without their start-up checks"),
     Switch("vllm.entrypoints.grpc_server", "answers requests on a port that the gate does not guard"),
     Switch("vllm.entrypoints.launchers.grpc_server", "answers requests on a port that the gate does not guard"),
+    Switch(
+        "lmcache.v1.multiprocess.server",
+        "starts in its main module, where no patch reaches it (`lmcache server` does the same, and has an HTTP port)",
+    ),
 )
 
 

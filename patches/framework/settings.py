@@ -102,9 +102,9 @@ SETTINGS = (
     Setting(
         "SPLINT_LMCACHE_UNPROTECTED",
         "",
-        "What may be used without checksums: storage tiers of LMCache and serdes by LMCache's names, server for an"
-        " LMCache server without vllm-splint, or all.",
-        values.names,
+        "What may be used without checksums: storage tiers of LMCache and serdes by LMCache's names, plugin for tiers"
+        " of your own, blend for --engine-type blend, server for an LMCache server without vllm-splint, or all.",
+        values.unprotected,
     ),
     Setting(
         "SPLINT_LMCACHE_IN_PROCESS",

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["kv_dtype", "names", "seconds", "seconds_or_off", "share", "shares"]
+__all__ = ["UNPROTECTED", "kv_dtype", "names", "seconds", "seconds_or_off", "share", "shares", "unprotected"]
+
+UNPROTECTED = (
+    "all", "server", "blend", "plugin",
+    "aerospike", "bigtable", "dax", "fault_inject", "hf3fs", "hfbucket", "mock", "mooncake_store", "native_plugin",
+    "nixl_native", "nixl_store", "nixl_store_dynamic", "p2p", "raw_block", "s3", "sagemaker-hyperpod", "valkey",
+    "audit", "azure", "blackhole", "eic", "external", "infinistore", "mooncakestore", "redis-cluster", "redis-sentinel",
+    "gds", "maru", "nixl_storage", "pd",
+    "cachegen",
+)  # fmt: skip
+"""What may be used without checksums, by LMCache's names: general ones, second levels of its server, schemes of remote
+tiers, other backends of the in-process connector, its serde. ``plugin`` is whatever the operator brings."""
 
 LONGEST_S = 30 * 24 * 3600
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -31,6 +42,14 @@ def seconds_or_off(text: str) -> float:
 def names(text: str) -> tuple[str, ...]:
     """Names between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def unprotected(text: str) -> tuple[str, ...]:
+    """Names of :data:`UNPROTECTED` between commas. Raises ValueError."""
+    given = names(text)
+    if not set(given) <= set(UNPROTECTED):
+        raise ValueError(f"one or several of {', '.join(UNPROTECTED)}")
+    return given
 
 
 def kv_dtype(text: str) -> str:

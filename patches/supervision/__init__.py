@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "CACHE_SERVERS",
     "DRAIN_S",
     "SUPERVISOR_PID",
-    "is_cache_server",
+    "cache_server",
     "is_serving_command",
     "is_supervised",
     "supervise",
@@ -23,6 +24,8 @@ __all__ = [
 SUPERVISOR_PID = "SPLINT_SUPERVISOR_PID"
 # Seconds that requests in flight get by default; with the engines' own end below the 30 s that Kubernetes grants.
 DRAIN_S = 20
+# What `lmcache server` runs, and the same without an HTTP port, each as a module.
+CACHE_SERVERS = ("lmcache.v1.multiprocess.http_server", "lmcache.v1.multiprocess.server")
 
 
 def is_serving_command(argv: Sequence[str]) -> bool:
@@ -34,9 +37,12 @@ def is_serving_command(argv: Sequence[str]) -> bool:
     return is_serving(argv)
 
 
-def is_cache_server(argv: Sequence[str]) -> bool:
-    """Whether ``argv`` (``sys.orig_argv``) starts ``lmcache server``."""
-    return "server" in argv and any("lmcache" in word for word in argv)
+def cache_server(argv: Sequence[str]) -> str:
+    """The program by which ``argv`` (``sys.orig_argv``) starts an LMCache server: ``lmcache`` or a module's name."""
+    for word in argv:
+        if word in CACHE_SERVERS:
+            return word
+    return "lmcache" if "server" in argv and any("lmcache" in word for word in argv) else ""
 
 
 def vllm_program(argv: Sequence[str]) -> tuple[str, list[str]]:

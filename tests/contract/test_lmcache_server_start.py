@@ -26,12 +26,12 @@ HERE = Path(__file__).parents[2]
 TARGET = "lmcache.v1.multiprocess.modules.engine_driven_transfer:EngineDrivenTransferModule._release_entry"
 
 
-def run(script: list[str], *folders: Path) -> subprocess.CompletedProcess[str]:
+def run(script: list[str], *folders: Path, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPLINT_")}
     path = os.pathsep.join(map(str, folders))
     return subprocess.run(
-        [sys.executable, *script], env={**kept, "PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
-        check=False,
+        [sys.executable, *script], env={**kept, "PYTHONPATH": path, **(environ or {})},
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
 
 
@@ -86,6 +86,38 @@ def test_a_changed_source_ends_the_start(tmp_path: Path) -> None:
     ended = run(["-m", "lmcache.cli.main", "server", *words, "--eviction-policy", "LRU"], tmp_path)
     assert ended.returncode == 78, ended.stderr[-2000:]
     assert f"splint: {TARGET} has the source fingerprint" in ended.stderr
+
+
+ENTRIES = {
+    "the command": ["-m", "lmcache.cli.main", "server"],
+    "its module": ["-m", "lmcache.v1.multiprocess.http_server"],
+}
+REFUSED = {
+    "mock": ({}, ["--l2-adapter", '{"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 10}'], "second level mock"),
+    "blend": ({}, ["--engine-type", "blend"], "--engine-type blend"),
+    "setting": ({"SPLINT_LMCACHE_UNPROTECTED": "mok"}, [], "'mok'"),
+    "run directory": ({rundir.ENV: "/proc/none"}, [], "/proc/none"),
+}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("refused", REFUSED)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_each_refusal_ends_each_form_of_start_with_the_code_of_refusals(entry: str, refused: str) -> None:
+    """The web framework's own code for an error at start is 3."""
+    environ, flags, said = REFUSED[refused]
+    words = ["--port", str(free_port()), "--http-port", str(free_port()), "--l1-size-gb", "0.1"]
+    ended = run([*ENTRIES[entry], *words, "--eviction-policy", "LRU", *flags], HERE, environ=environ)
+    assert ended.returncode == 78, ended.stderr[-2000:]
+    assert said in ended.stderr
+
+
+def test_the_form_that_no_patch_reaches_is_refused() -> None:
+    """Its start is a function of the main module: it would serve without a role, and blend without being asked."""
+    ended = run(["-m", "lmcache.v1.multiprocess.server", "--l1-size-gb", "0.1"], HERE)
+    assert ended.returncode == 78, ended.stderr[-2000:]
+    assert "lmcache.v1.multiprocess.server starts in its main module" in ended.stderr
 
 
 @pytest.mark.usefixtures("reset_process")

@@ -100,10 +100,11 @@ def test_a_variable_is_read_as_its_library_reads_it(name: str, text: str, on: bo
         ("vllm", ["snapshot", "restore", "x"]),
         ("vllm.entrypoints.cli.main", ["snapshot", "create"]),
         ("vllm.entrypoints.launchers.grpc_server", ["--model", "m"]),
+        ("lmcache.v1.multiprocess.server", []),
     ],
 )
 def test_a_command_that_no_patch_reaches_is_refused(program: str, words: list[str]) -> None:
-    with pytest.raises(EnvironmentRefusedError, match=r"grpc_server|snapshot"):
+    with pytest.raises(EnvironmentRefusedError, match=r"grpc_server|snapshot|multiprocess\.server"):
         reach.check_command(program, words)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from patches.framework import settings
+from patches.framework import settings, values
 from patches.framework.errors import SettingError
+
+UNPROTECTED = "SPLINT_LMCACHE_UNPROTECTED"
 
 
 def test_an_unknown_setting_names_the_nearest() -> None:
@@ -43,3 +48,16 @@ def test_an_empty_value_counts_as_not_set() -> None:
 def test_every_default_can_be_read() -> None:
     for setting in settings.SETTINGS:
         setting.read({})
+
+
+def test_what_may_go_without_checksums_is_a_name_that_means_something() -> None:
+    assert settings.get(UNPROTECTED, {UNPROTECTED: "s3, plugin"}) == ("s3", "plugin")
+    with pytest.raises(SettingError, match=r"'s3,mok'; wanted one or several of all, server, .* cachegen"):
+        settings.check_environment({UNPROTECTED: "s3,mok"})
+
+
+def test_the_docs_name_all_that_may_go_without_checksums() -> None:
+    told = (
+        (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text().partition("## What may go without checksums")[2]
+    )
+    assert set(re.findall(r"`([\w-]+)`", told.partition("\n## ")[0])) >= set(values.UNPROTECTED)

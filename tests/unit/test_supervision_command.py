@@ -69,6 +69,22 @@ def test_other_command_is_left_alone(arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        ("/x/bin/lmcache server --port 1", "lmcache"),
+        ("-m lmcache.cli.main server", "lmcache"),
+        ("-m lmcache.v1.multiprocess.http_server --port 1", "lmcache.v1.multiprocess.http_server"),
+        ("-m lmcache.v1.multiprocess.server", "lmcache.v1.multiprocess.server"),
+        ("/x/bin/lmcache bench", ""),
+        ("/x/bin/lmcache_server localhost 1", ""),
+        ("-m lmcache.v1.server localhost 1", ""),
+    ],
+)
+def test_an_lmcache_server_is_known_in_each_form_of_its_start(arguments: str, program: str) -> None:
+    assert supervision.cache_server([PYTHON, *arguments.split()]) == program
+
+
+@pytest.mark.parametrize(
     ("flags", "seconds"),
     [
         ("", 0.0),
