@@ -74,7 +74,7 @@ def _compare(engine_core: KVCacheProfile | None, worker: KVCacheProfile | None) 
         process.refuse(
             ProfileError(
                 "this worker sees another KV cache than its engine core: "
-                + ", ".join(f"{name} {seen[name]}, there {told[name]}" for name in names),
+                + ", ".join(f"{name} {seen[name] or 'none'}, there {told[name] or 'none'}" for name in names),
                 "the same model files, configuration and environment for all processes of an engine",
                 "Compare the model folders and environments of the nodes.",
             )

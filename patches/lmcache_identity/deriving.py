@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -31,6 +32,10 @@ _NOT_THE_BYTES = frozenset(
     {"block_size", "block_stride_alignment", "page_size_padded", "extra_retained_tokens", "num_speculative_blocks"}
 )
 """Fields of a layer's KV spec that move blocks about without giving their bytes another meaning."""
+
+_MODE = "lmcache.mp.mp_transfer_mode"
+_MODE_OF_ALL = "LMCACHE_MP_TRANSFER_MODE"
+"""LMCache asks the environment where the connector is not told."""
 
 _OWN_FIELDS = frozenset({"num_kv_heads", "head_size", "dtype", "kv_quant_mode", "tokens_per_state"})
 
@@ -54,6 +59,7 @@ def derive(config: Any) -> KVCacheProfile:
         weight_quantisation=_quantisation(model),
         scales=RUN_TIME_SCALES if getattr(cache, "calculate_kv_scales", False) else "checkpoint",
         draft=_draft(config.speculative_config, config.load_config),
+        transfer=_transfer(config.kv_transfer_config),
         tensor_parallel=parallel.tensor_parallel_size,
         pipeline_parallel=parallel.pipeline_parallel_size,
         decode_context_parallel=parallel.decode_context_parallel_size,
@@ -136,6 +142,30 @@ def _draft(speculative: Any, load: Any) -> str:
     if draft is not None:
         parts += [_weights(draft, load), _configuration(draft), _quantisation(draft)]
     return _digest(parts)
+
+
+def _transfer(transfer: Any) -> str:
+    """The transfer mode that the operator asked for, by LMCache's name; nothing where it is the device's own."""
+    if transfer is None:
+        return ""
+    named = set(_modes(transfer.kv_connector, transfer.kv_connector_extra_config or {})) - {"auto"}
+    return ",".join(sorted(named - {_own_mode()})) if named else ""
+
+
+def _modes(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
+    """What LMCache's multi-process connector, or each of it inside a connector of several, is told."""
+    if connector == "LMCacheMPConnector":
+        yield str(extra.get(_MODE) or os.environ.get(_MODE_OF_ALL, "auto")).lower()
+    for inner in extra.get("connectors", ()):
+        yield from _modes(inner.get("kv_connector"), inner.get("kv_connector_extra_config") or {})
+
+
+def _own_mode() -> str:
+    from lmcache.v1.platform import get_device_spec
+    from vllm.platforms import current_platform
+
+    spec = get_device_spec(current_platform.device_type)
+    return "engine_driven" if spec is None else str(spec.default_mp_transfer_mode().value)
 
 
 def _digest(value: Any) -> str:

@@ -98,6 +98,8 @@ class KVCacheProfile:
         weight_quantisation: vLLM's name of the weights' quantisation, with a digest of its settings; empty for none.
         scales: Where KV scales come from: ``checkpoint``, or :data:`RUN_TIME_SCALES`.
         draft: Identity of the speculative model, whose layers are cached too; empty where there is none.
+        transfer: Who copies between worker and LMCache server, where the operator asked for another mode than the
+            device's own: the objects of both have other shapes. Empty for the device's own.
         groups: Every layer group of every stage; empty until the workers have said what their layers need.
     """
 
@@ -109,6 +111,7 @@ class KVCacheProfile:
     weight_quantisation: str = ""
     scales: str = "checkpoint"
     draft: str = ""
+    transfer: str = ""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     decode_context_parallel: int = 1
@@ -148,6 +151,8 @@ class KVCacheProfile:
         content = asdict(self) | {"version": VERSION}
         if self.groups and all(group.is_latent for group in self.groups):
             content["tensor_parallel"] = 1
+        if not self.transfer:
+            del content["transfer"]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -46,6 +46,7 @@ def test_a_worker_without_an_external_cache_is_not_asked(answers: Any) -> None:
     [
         ("a_worker_on_a_node_with_other_weights", "than its engine core: weights index:"),
         ("a_worker_whose_configuration_was_changed_on_the_way", "cache_dtype fp8_e4m3, there bfloat16"),
+        ("a_worker_with_another_transfer_mode_in_its_environment", "transfer lmcache_driven, there none"),
         ("a_worker_whose_engine_core_has_no_patches", "no KV profile reached this worker"),
         ("a_connector_without_a_profile", "no KV profile reached the scheduler's connector"),
         ("keys_without_a_profile", "no KV profile reached the keys"),
@@ -62,6 +63,12 @@ def test_every_kv_format_that_vllm_knows_has_keys_of_its_own(answers: Any) -> No
     assert {name: keys[name] for name in same} == {name: keys[other] for name, other in same.items()}
     assert len(set(keys.values())) == len(keys) - len(same)
     assert {"fp8_e5m2", "nvfp4", "int4_per_token_head", "turboquant_k8v4"} <= set(keys)
+
+
+def test_engines_of_both_transfer_modes_have_keys_of_their_own(answers: Any) -> None:
+    keys = answers["keys_of_transfer_modes"]
+    assert keys["nothing"] == keys["auto"] == keys["its own"]
+    assert keys["the other"] == keys["environment"] == keys["one of several"] != keys["nothing"]
 
 
 def test_what_lies_in_a_block_as_its_size_and_the_processor_have_it_has_keys_of_its_own(answers: Any) -> None:

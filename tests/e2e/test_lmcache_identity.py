@@ -86,6 +86,24 @@ def test_every_writer_and_every_reader_on_one_server_across_restarts(build: Buil
                 assert same(answer, reader.cold(f"{name} again"))
 
 
+@pytest.mark.full
+def test_engines_of_both_transfer_modes_work_side_by_side_and_share_nothing(build: Build, tmp_path: Path) -> None:
+    """Their objects have other shapes under one name in stock's keys: the second one was refused until a restart."""
+    with (
+        lmcache_server(tmp_path / "lmcache.log") as cache,
+        engine(build, cache, mode="engine_driven") as one,
+        engine(build, cache, mode="lmcache_driven") as other,
+    ):
+        answer, hits = one.ask()
+        assert (hits, one.ask()[1]) == (0, HITS)
+        theirs, hits = other.ask()
+        print(f"the server copies, after the worker has: {hits} hits, {theirs[:3]}")
+        assert (hits, same(theirs, other.cold("other"))) == (0, True)
+        for engine_, cold in ((other, theirs), (one, answer)):
+            again, hits = engine_.ask()
+            assert (hits, same(again, cold)) == (HITS, True)
+
+
 def dense_model(model: str, folder: Path) -> str:
     """The tiny model without experts: vLLM's LoRA of expert layers needs a GPU."""
     import torch

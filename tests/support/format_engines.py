@@ -71,9 +71,13 @@ class Engine:
 
 
 @contextmanager
-def engine(build: Build, cache: LMCacheServer, *flags: str, patches: str = "all", **options: Any) -> Iterator[Engine]:
+def engine(
+    build: Build, cache: LMCacheServer, *flags: str, patches: str = "all", mode: str = "auto", **options: Any
+) -> Iterator[Engine]:
+    """An engine on ``cache``, open for traffic; ``mode`` is LMCache's name of who copies."""
+    connector = connector_config(cache.port, {"lmcache.mp.mp_transfer_mode": mode})
     server = build(
-        *flags, "--no-enable-prefix-caching", "--kv-transfer-config", connector_config(cache.port),
+        *flags, "--no-enable-prefix-caching", "--kv-transfer-config", connector,
         env={"SPLINT_SMOKE": "off", "SPLINT_PATCHES": patches}, **options,
     )  # fmt: skip
     with running(server):

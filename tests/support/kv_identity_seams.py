@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import sys
 import time
@@ -19,7 +20,7 @@ from unittest.mock import patch
 
 from entrypoint.local.model import make_tiny_model
 from patches.framework.errors import SplintError
-from support.kv_identity import Engine, adapter, request
+from support.kv_identity import CONNECTOR, Engine, adapter, request
 
 __all__ = ["SCENARIOS", "NoConnector", "NoWorker"]
 
@@ -129,6 +130,34 @@ def keys_of_every_kv_format(model: str, _folder: Path) -> Any:
     from vllm.config.cache import CacheDType
 
     return {name: Engine(model, kv_cache_dtype=name).key() for name in get_args(CacheDType)}
+
+
+def keys_of_transfer_modes(model: str, _folder: Path) -> Any:
+    """By what the connector is told, and what the environment says."""
+
+    def key(connector: dict[str, Any], environ: str | None = None) -> str | None:
+        given = {} if environ is None else {"LMCACHE_MP_TRANSFER_MODE": environ}
+        with patch.dict(os.environ, given):
+            return Engine(model, kv_transfer_config=connector).key()
+
+    def told(mode: str) -> dict[str, Any]:
+        return CONNECTOR | {"kv_connector_extra_config": {"lmcache.mp.mp_transfer_mode": mode}}
+
+    several = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    return {
+        "nothing": key(CONNECTOR),
+        "auto": key(told("auto"), "lmcache_driven"),
+        "its own": key(told("engine_driven")),
+        "the other": key(told("lmcache_driven")),
+        "environment": key(CONNECTOR, "lmcache_driven"),
+        "one of several": key(several | {"kv_connector_extra_config": {"connectors": [told("lmcache_driven")]}}),
+    }
+
+
+def a_worker_with_another_transfer_mode_in_its_environment(model: str, _folder: Path) -> Any:
+    config = Engine(model).config
+    with patch.dict(os.environ, {"LMCACHE_MP_TRANSFER_MODE": "lmcache_driven"}):
+        return _said(lambda: _start_worker(config))
 
 
 def keys_of_blocks_that_are_no_rows(model: str, _folder: Path) -> Any:
@@ -455,6 +484,8 @@ SCENARIOS = (
     a_connector_with_a_profile_publishes_it,
     a_connector_without_a_profile,
     keys_of_every_kv_format,
+    keys_of_transfer_modes,
+    a_worker_with_another_transfer_mode_in_its_environment,
     keys_of_blocks_that_are_no_rows,
     bytes_between_block_sizes_on_the_cpu,
     keys_without_a_profile,
