@@ -4,8 +4,7 @@
     SPLINT_MODE=off python bench/lmcache_tiers.py resp 127.0.0.1:6379
 
 Each round stores the objects, loads them again, and throws them away; stock and sealed take turns in being first.
-Printed are the medians, and the median of the rounds' own ratios, which a noisy machine moves least; and the same for
-bytes per second of processor time of this process, which is what counts where the processor is the limit.
+Printed are the medians, and the median of the rounds' own ratios, which a noisy machine moves least.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lmcache.v1.distributed.memory_manager.l1_memory_manager import L1MemoryMana
 from lmcache.v1.platform import consume_fd
 
 from patches.lmcache_admission.room import allocate_with_room
-from patches.lmcache_admission.tiers import OWN_CLIENTS, prepare, seal_tier
+from patches.lmcache_admission.tiers import make_resp, prepare, seal_tier
 
 MODEL = "bench/model-kv1-0123456789ab"
 
@@ -37,8 +36,8 @@ class Side:
 
     def __init__(self, tier: Any, written: list[Any], read: list[Any]) -> None:
         self.tier, self.written, self.read = tier, written, read
-        self.size = sum(found.get_size() for found in written)
-        self.speeds: dict[str, list[float]] = {}
+        self.stored: list[float] = []
+        self.loaded: list[float] = []
 
     def round(self, number: int) -> None:
         """Store, load and delete once, under keys of this round's own.
@@ -48,27 +47,19 @@ class Side:
         """
         keys = [ObjectKey(number.to_bytes(16, "big") + place.to_bytes(16, "big"), MODEL, 0x01000000)
                 for place in range(len(self.written))]  # fmt: skip
+        size = sum(found.get_size() for found in self.written)
         tier = self.tier
-
-        def store() -> Any:
-            task = tier.submit_store_task(keys, self.written)
-            return answer(tier.get_store_event_fd(), lambda: tier.pop_completed_store_tasks().get(task))
-
-        def load() -> Any:
-            task = tier.submit_load_task(keys, self.read)
-            return answer(tier.get_load_event_fd(), lambda: tier.query_load_result(task))
-
-        done, loaded = self._timed("stored", store), self._timed("loaded", load)
+        started = time.perf_counter()
+        task = tier.submit_store_task(keys, self.written)
+        done = answer(tier.get_store_event_fd(), lambda: tier.pop_completed_store_tasks().get(task))
+        self.stored.append(size / (time.perf_counter() - started))
+        started = time.perf_counter()
+        task = tier.submit_load_task(keys, self.read)
+        loaded = answer(tier.get_load_event_fd(), lambda: tier.query_load_result(task))
+        self.loaded.append(size / (time.perf_counter() - started))
         if not done.is_successful() or len(loaded.get_indices_list()) != len(keys):
             raise RuntimeError("an object was not stored or not loaded")
         tier.delete(keys)
-
-    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
-        wall, busy = time.perf_counter(), time.process_time()
-        result = work()
-        self.speeds.setdefault(name, []).append(self.size / (time.perf_counter() - wall))
-        self.speeds.setdefault(f"{name}, processor time", []).append(self.size / (time.process_time() - busy))
-        return result
 
 
 def answer(descriptor: int, ask: Callable[[], Any]) -> Any:
@@ -116,8 +107,7 @@ def sides(kind: str, where: str, size: int, count: int, *, direct: bool) -> tupl
             tier = create_l2_adapter(config)
         else:
             prepare(kind, config)
-            make = OWN_CLIENTS.get(kind, create_l2_adapter)
-            tier = seal_tier(kind, config, make(config))
+            tier = seal_tier(kind, config, make_resp(config) if kind == "resp" else create_l2_adapter(config))
         made.append(Side(tier, *objects))
     return made[0], made[1]
 
@@ -136,8 +126,8 @@ def main() -> None:
     for number in range(asked.rounds):
         for side in (stock, sealed) if number % 2 else (sealed, stock):
             side.round(2 * number + (side is sealed))
-    for name in stock.speeds:
-        one, other = stock.speeds[name][1:], sealed.speeds[name][1:]
+    for name in ("stored", "loaded"):
+        one, other = getattr(stock, name)[1:], getattr(sealed, name)[1:]
         ratio = statistics.median(new / old for old, new in zip(one, other, strict=True))
         print(
             f"{asked.kind} {name}: stock {statistics.median(one) / 1e9:.2f} GB/s, "

@@ -26,7 +26,6 @@ from patches.lmcache_admission.checking import GONE, KEPT, NOT_LOADED, refused
 from patches.lmcache_admission.delegating import Delegating
 from patches.lmcache_admission.room import Sealed, has_room
 from patches.lmcache_admission.scratch import flush, remove
-from patches.lmcache_admission.streaming import Streamed
 
 __all__ = ["Folder", "SealedL2Adapter"]
 
@@ -61,12 +60,10 @@ class SealedL2Adapter(Delegating):
         inner: LMCache's adapter of the tier.
         tier: Its name in LMCache's configuration, for counters.
         folder: What there is to know of a tier that is a folder.
-        streams: Whether its client is one of ours, which sums and seals objects on their way.
     """
 
-    def __init__(self, inner: Any, tier: str, folder: Folder | None = None, *, streams: bool = False) -> None:
+    def __init__(self, inner: Any, tier: str, folder: Folder | None = None) -> None:
         super().__init__(inner)
-        self._streams = streams
         self._tier, self._folder = tier, folder
         self._file_of = folder.file_of if folder else None
         self._aligned = folder is not None and folder.aligned
@@ -97,22 +94,17 @@ class SealedL2Adapter(Delegating):
         if not keys:
             self._finish_store(task, L2StoreResult(True, 0))
         elif all(has_room(found) for found in objects):
-            self._worker.submit(self._seal_and_store, split(task, keys, self._views(keys, objects)))
+            self._worker.submit(self._seal_and_store, split(task, keys, objects, aligned=self._aligned))
         else:
             logger.error("No room for a seal behind %d object(s) for the %s tier: not stored", len(keys), self._tier)
             self._finish_store(task, L2StoreResult(False, 0))
         return task.number
 
-    def _views(self, keys: list[Any], objects: list[Any]) -> list[Sealed]:
-        view = Streamed if self._streams else Sealed
-        return [view(key, found, aligned=self._aligned) for key, found in zip(keys, objects, strict=True)]
-
     def _seal_and_store(self, batches: list[Batch]) -> None:
         for batch in batches:
             try:
-                if not self._streams:
-                    for _ in self._checkers.map(Sealed.seal, batch.views):
-                        pass
+                for _ in self._checkers.map(Sealed.seal, batch.views):
+                    pass
                 with self._lock:
                     self._stores[self.inner_adapter.submit_store_task(batch.keys, batch.views)] = batch
             except Exception:
@@ -151,7 +143,7 @@ class SealedL2Adapter(Delegating):
         if not keys:
             self._finish_load(task)
         with self._lock:
-            for batch in split(task, keys, self._views(keys, objects)):
+            for batch in split(task, keys, objects, aligned=self._aligned):
                 self._loads[self.inner_adapter.submit_load_task(batch.keys, batch.views)] = batch
         return task.number
 

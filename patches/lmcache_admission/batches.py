@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from patches.lmcache_admission.room import Sealed
-from patches.lmcache_admission.streaming import Streamed
 
 __all__ = ["BATCH_BYTES", "Batch", "Task", "split"]
 
@@ -44,11 +43,9 @@ class Batch:
     views: Sequence[Sealed]
 
 
-def split(task: Task, keys: Sequence[Any], views: Sequence[Sealed]) -> list[Batch]:
-    """Cut a task; ``task.left`` becomes the number of batches. Objects that are summed on their way need no cut."""
-    if all(isinstance(view, Streamed) for view in views):
-        task.left = 1
-        return [Batch(task, 0, keys, views)]
+def split(task: Task, keys: Sequence[Any], objects: Sequence[Any], *, aligned: bool) -> list[Batch]:
+    """Cut a task; ``task.left`` becomes the number of batches."""
+    views = [Sealed(key, found, aligned=aligned) for key, found in zip(keys, objects, strict=True)]
     batches = [
         Batch(task, first, keys[first:end], views[first:end])
         for first, end in _cuts([view.get_size() for view in views])

@@ -10,12 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from patches.lmcache_admission.batch_client import BatchClient
+from lmcache.v1.platform import create_event_notifier
+
 from patches.lmcache_admission.resp_wire import Connection, command
-from patches.lmcache_admission.streaming import Streamed, outgoing
 
 __all__ = ["RespClient"]
 
@@ -29,7 +29,7 @@ RETRY_S = 1.0
 _Exchange = Callable[[Connection], Iterator[bool]]
 
 
-class RespClient(BatchClient):
+class RespClient:
     """What LMCache asks of a native client: batches, and their results once the descriptor is readable.
 
     Args:
@@ -41,16 +41,25 @@ class RespClient(BatchClient):
     """
 
     def __init__(self, host: str, port: int, num_workers: int = 8, username: str = "", password: str = "") -> None:
-        super().__init__(num_workers, "splint-resp")
         self._address = (host, int(port))
         self._credentials = tuple(word for word in (username, password) if word) if password else ()
+        self._workers = int(num_workers)
         self._local = threading.local()
+        self._pool = ThreadPoolExecutor(max_workers=self._workers, thread_name_prefix="splint-resp")
+        self._notifier = create_event_notifier()
+        self._lock = threading.Lock()
+        self._number = 0
+        self._done: list[tuple[int, bool, str, list[bool]]] = []
         self._unreachable_until = 0.0
         self._connections: list[Connection] = []
 
+    def event_fd(self) -> int:
+        """Readable when :meth:`drain_completions` has something."""
+        return int(self._notifier.fileno())
+
     def submit_batch_get(self, keys: Sequence[str], targets: Sequence[Any]) -> int:
         """Fill each target with the value of its key; a value of another size is no value."""
-        views = [_measured(target) for target in targets]
+        views = [memoryview(target).cast("B") for target in targets]
 
         def exchange(part: slice) -> _Exchange:
             def run(connection: Connection) -> Iterator[bool]:
@@ -61,47 +70,71 @@ class RespClient(BatchClient):
 
             return run
 
-        return self._exchange(len(keys), exchange)
+        return self._submit(len(keys), exchange)
 
     def submit_batch_set(self, keys: Sequence[str], values: Sequence[Any]) -> int:
         """Store each value under its key."""
-        views = [_measured(value) for value in values]
+        views = [memoryview(value).cast("B") for value in values]
 
         def exchange(part: slice) -> _Exchange:
             def run(connection: Connection) -> Iterator[bool]:
                 for key, view in zip(keys[part], views[part], strict=True):
                     name = key.encode()
                     head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(view))
-                    connection.send(chain([head], outgoing(view), [b"\r\n"]))
+                    connection.send([head, view, b"\r\n"])
                     yield connection.done()
 
             return run
 
-        return self._exchange(len(keys), exchange, all_or_error=True)
+        return self._submit(len(keys), exchange, all_or_error=True)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Ask for each key whether it is there."""
-        return self._exchange(len(keys), lambda part: _counting("EXISTS", keys[part]))
+        return self._submit(len(keys), lambda part: _counting("EXISTS", keys[part]))
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Delete each key."""
-        return self._exchange(len(keys), lambda part: _counting("DEL", keys[part]))
+        return self._submit(len(keys), lambda part: _counting("DEL", keys[part]))
+
+    def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
+        """Number, whether the whole batch was done, the last error, and each key's result; every batch once."""
+        self._notifier.consume()
+        with self._lock:
+            done, self._done = self._done, []
+        return done
 
     def close(self) -> None:
         """End the threads and their connections."""
-        super().close()
+        self._pool.shutdown(wait=True)
         for connection in self._connections:
             connection.close()
+        self._notifier.close()
 
-    def _exchange(self, count: int, exchange: Callable[[slice], _Exchange], *, all_or_error: bool = False) -> int:
-        def work(part: slice, results: list[bool]) -> str:
-            return self._run(exchange(part), part, results)
+    def _submit(self, count: int, exchange: Callable[[slice], _Exchange], *, all_or_error: bool = False) -> int:
+        """Deal a batch out to the threads. With ``all_or_error`` one key that is not done fails the batch."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+        parts = [slice(*bounds) for bounds in _bounds(count, self._workers)]
+        results, errors, left = [False] * count, [""], [len(parts)]
 
-        return self._submit(count, work, all_or_error=all_or_error)
+        def finished(_: Future[None]) -> None:
+            with self._lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+                if all_or_error and not all(results):
+                    errors[0] = errors[0] or "the server refused a value"
+                self._done.append((number, not errors[0], errors[0], results))
+            self._notifier.notify()
 
-    def _run(self, exchange: _Exchange, part: slice, results: list[bool]) -> str:
+        for part in parts:
+            self._pool.submit(self._run, exchange(part), part, results, errors).add_done_callback(finished)
+        return number
+
+    def _run(self, exchange: _Exchange, part: slice, results: list[bool], errors: list[str]) -> None:
         """One exchange on this thread's connection, once more where the connection turns out to be an old one."""
-        while True:
+        for last in (False, True):
             fresh = getattr(self._local, "connection", None) is None
             try:
                 for place, done in enumerate(exchange(self._connection()), part.start):
@@ -109,10 +142,11 @@ class RespClient(BatchClient):
             except (OSError, ValueError) as error:
                 self._drop()
                 results[part] = [False] * (part.stop - part.start)
-                if fresh:
-                    return str(error) or type(error).__name__
+                if last or fresh:
+                    errors[0] = str(error) or type(error).__name__
+                    return
             else:
-                return ""
+                return
 
     def _connection(self) -> Connection:
         if getattr(self._local, "connection", None) is None:
@@ -134,14 +168,16 @@ class RespClient(BatchClient):
             connection.close()
 
 
-def _measured(buffer: Any) -> memoryview | Streamed:
-    """Something whose length is its bytes."""
-    return buffer if isinstance(buffer, Streamed) else memoryview(buffer).cast("B")
-
-
 def _counting(name: str, keys: Sequence[str]) -> _Exchange:
     def run(connection: Connection) -> Iterator[bool]:
         connection.send([b"".join(command(name, key) for key in keys)])
         return (connection.integer() == 1 for _ in keys)
 
     return run
+
+
+def _bounds(count: int, workers: int) -> Iterator[tuple[int, int]]:
+    """A batch of nothing is one part, so that it has an answer."""
+    size = -(-count // workers) or 1
+    for first in range(0, max(count, 1), size):
+        yield first, min(first + size, count)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 
-from patches.lmcache_admission.streaming import Streamed, incoming
-
 __all__ = ["Connection", "OutOfStepError", "command"]
 
 CONNECT_S = 2.0
@@ -61,7 +59,7 @@ class Connection:
         """Whether the next answer is ``OK``, not an error."""
         return _is(self._line(), b"+")
 
-    def into(self, target: memoryview | Streamed) -> bool:
+    def into(self, target: memoryview) -> bool:
         """Read the next answer's bytes into ``target``, where they are exactly as many; else read them away."""
         line = self._line()
         size = int(line[1:]) if _is(line, b"$") else -1
@@ -69,8 +67,7 @@ class Connection:
             return False
         fits = size == len(target)
         if fits:
-            for piece in incoming(target):
-                self._read(piece)
+            self._read(target)
         else:
             self._skip(size)
         if self._line():

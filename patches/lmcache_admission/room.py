@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from patches.lmcache_admission.seal import SEAL_BYTES, Meaning, array, crc32c, key_digest, layout_digest, make
+from patches.lmcache_admission.seal import SEAL_BYTES, Meaning, array, key_digest, layout_digest, make
 
 __all__ = ["Sealed", "allocate_with_room", "fingerprint_in", "give_room", "has_room", "roomy"]
 
@@ -67,8 +67,6 @@ class Sealed:
     def __init__(self, key: Any, inner: Any, *, aligned: bool = False) -> None:
         self.key = key
         self.inner = inner
-        self.sum: int | None = None
-        """Of the object's bytes as they are, where somebody has made it on the way."""
         self._length: int = inner.get_physical_size() if aligned else inner.get_size() + SEAL_BYTES
 
     def __getattr__(self, name: str) -> Any:
@@ -79,13 +77,9 @@ class Sealed:
         return self._length
 
     @property
-    def byte_array(self) -> Any:
+    def byte_array(self) -> memoryview:
         """What the tier reads and writes."""
-        return self.memory(self._length)
-
-    def memory(self, length: int) -> memoryview:
-        """The first ``length`` bytes, in place."""
-        return memoryview(array(length).from_address(self.inner.data_ptr)).cast("B")
+        return memoryview(array(self._length).from_address(self.inner.data_ptr))
 
     def seal(self) -> None:
         """Write the seal of the bytes as they are, and zeros to the end of an aligned slot."""
@@ -106,8 +100,7 @@ class Sealed:
             groups=len(groups),
             fingerprint=fingerprint_in(key.model_name),
         )
-        size = inner.get_size()
-        return make(meaning, size, crc32c(self.memory(size)) if self.sum is None else self.sum)
+        return make(meaning, inner.data_ptr, inner.get_size())
 
     def found(self) -> bytes:
         """What stands behind the bytes."""

@@ -22,7 +22,6 @@ __all__ = [
     "Meaning",
     "array",
     "check_speed",
-    "crc32c",
     "difference",
     "key_digest",
     "layout_digest",
@@ -44,8 +43,8 @@ _REASONS = (("wrong_key", 5), ("wrong_fingerprint", 7), ("wrong_layout", 6), ("w
 
 
 @cache
-def _compiled() -> Callable[[Any, int], int]:
-    """CRC-32C by the compiled code in awscrt, which gives the interpreter's lock away meanwhile.
+def _crc32c() -> Callable[[Any, int], int]:
+    """CRC-32C of more bytes, by the compiled code in awscrt, which gives the interpreter's lock away meanwhile.
 
     It folds 64 bytes a step where the processor can (AVX-512 with VPCLMULQDQ).
 
@@ -65,12 +64,7 @@ def _compiled() -> Callable[[Any, int], int]:
 
 def check_speed() -> None:
     """The checksum must be compiled code. Raises EnvironmentRefusedError: it is not."""
-    _compiled()
-
-
-def crc32c(more: Any, before: int = 0) -> int:
-    """The sum of what ``before`` is the sum of and of ``more``, anything with a buffer, behind it."""
-    return _compiled()(more, before)
+    _crc32c()
 
 
 def key_digest(parts: Sequence[str]) -> bytes:
@@ -101,11 +95,12 @@ class Meaning:
     fingerprint: str
 
 
-def make(meaning: Meaning, size: int, total: int) -> bytes:
-    """The seal of ``size`` bytes whose :func:`crc32c` is ``total``: :data:`SEAL_BYTES` bytes."""
+def make(meaning: Meaning, address: int, size: int) -> bytes:
+    """The seal of ``size`` bytes at ``address``: :data:`SEAL_BYTES` bytes. The memory must not change meanwhile."""
     mark = meaning.fingerprint.encode("ascii", "replace")[:_FINGERPRINT_BYTES]
     fields = _FIELDS.pack(_MAGIC, VERSION, SEAL_BYTES, meaning.groups, size, meaning.key, meaning.layout, mark)
-    return fields + _SUM.pack(total, crc32c(fields))
+    crc32c = _crc32c()
+    return fields + _SUM.pack(crc32c(memoryview(array(size).from_address(address)), 0), crc32c(fields, 0))
 
 
 def difference(made: bytes, found: bytes) -> str | None:
@@ -120,7 +115,7 @@ def difference(made: bytes, found: bytes) -> str | None:
     if len(found) != SEAL_BYTES or found[:8] != _MAGIC:
         return "no_seal"
     wanted, there = _FIELDS.unpack(made[: _FIELDS.size]), _FIELDS.unpack(found[: _FIELDS.size])
-    if _SUM.unpack(found[_FIELDS.size :])[1] != crc32c(found[: _FIELDS.size]):
+    if _SUM.unpack(found[_FIELDS.size :])[1] != _crc32c()(found[: _FIELDS.size], 0):
         return "damaged"
     if there[1:3] != wanted[1:3]:
         return "other_version"

@@ -13,7 +13,7 @@ from patches.lmcache_admission.adapter import Folder, SealedL2Adapter
 from patches.lmcache_admission.seal import check_speed
 from patches.lmcache_admission.unprotected import require_acceptance
 
-__all__ = ["OWN_CLIENTS", "SEALED", "prepare", "seal_tier"]
+__all__ = ["SEALED", "make_resp", "prepare", "seal_tier"]
 
 SEALED = ("fs", "fs_native", "resp")
 """Tiers whose every object is tested here to come back bit for bit or not at all."""
@@ -42,7 +42,7 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
     if tier not in SEALED:
         return inner
     if tier not in FOLDERS:
-        return SealedL2Adapter(inner, tier, streams=tier in OWN_CLIENTS)
+        return SealedL2Adapter(inner, tier)
     base = Path(config.base_path)
     folder = Folder(
         file_of=_file_of(base),
@@ -50,10 +50,10 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
         scratch=base / config.relative_tmp_dir,
         flushes=settings.get("SPLINT_LMCACHE_FSYNC") == "on",
     )
-    return SealedL2Adapter(inner, tier, folder, streams=tier in OWN_CLIENTS)
+    return SealedL2Adapter(inner, tier, folder)
 
 
-def _make_resp(config: Any) -> Any:
+def make_resp(config: Any) -> Any:
     """The tier ``resp`` on a client that keeps its step. Defaults come from LMCache's environment variables."""
     from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
 
@@ -67,35 +67,6 @@ def _make_resp(config: Any) -> Any:
         config.password or os.environ.get("LMCACHE_RESP_PASSWORD", ""),
     )
     return NativeConnectorL2Adapter(client, max_capacity_gb=config.max_capacity_gb, type_name="RESPL2Adapter")
-
-
-def _make_fs_native(config: Any) -> Any:
-    """The tier ``fs_native`` on a client that makes the sums while it reads and writes."""
-    from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
-
-    from patches.lmcache_admission.file_client import FileClient
-
-    base = Path(config.base_path)
-    direct, ahead = config.use_odirect, config.read_ahead_size
-    client = FileClient(
-        base, base / config.relative_tmp_dir, config.num_workers, direct=direct, ahead=bool(ahead) and not direct
-    )
-    return NativeConnectorL2Adapter(
-        client,
-        max_capacity_gb=config.max_capacity_gb,
-        type_name="FSNativeL2Adapter",
-        extra_status={
-            "base_path": config.base_path,
-            "use_odirect": direct,
-            "num_workers": config.num_workers,
-            "read_ahead_size": ahead,
-            "pad_buffers_to_alignment": direct,
-        },
-    )
-
-
-OWN_CLIENTS: dict[str, Callable[[Any], Any]] = {"fs_native": _make_fs_native, "resp": _make_resp}
-"""Tiers whose client is ours, from LMCache's configuration of the tier to its adapter."""
 
 
 def _file_of(folder: Path) -> Callable[[Any], Path]:

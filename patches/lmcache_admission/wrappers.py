@@ -36,13 +36,13 @@ def create_l2_adapter(seam: Seam) -> Callable[..., Any]:
     def created(config: Any, l1_memory_desc: Any = None) -> Any:
         from lmcache.v1.distributed.l2_adapters.config import get_type_name_for_config
 
-        from patches.lmcache_admission.tiers import OWN_CLIENTS, prepare, seal_tier
+        from patches.lmcache_admission.tiers import make_resp, prepare, seal_tier
 
         seam.count()
         tier = get_type_name_for_config(config)
         take_tier(config)
         prepare(tier, config)
-        inner = OWN_CLIENTS[tier](config) if tier in OWN_CLIENTS else original(config, l1_memory_desc)
+        inner = make_resp(config) if tier == "resp" else original(config, l1_memory_desc)
         return seal_tier(tier, config, inner)
 
     return created
