@@ -395,6 +395,7 @@ def test_load_brings_the_stored_bytes_back(worker: Any, scheduler: Any) -> None:
     assert looked_up(scheduler, "reads")[0] == 2 * CHUNK
     worker.submit_retrieve_request("reads", operation(60_000, [10, 11]), None)
     assert worker.get_finished(set())[1] == {"reads"}
+    assert worker.get_block_ids_with_load_errors() == set()
     for layer in worker.kv_caches.values():
         assert torch.equal(layer[[0, 1]], layer[[10, 11]])
 

@@ -145,8 +145,23 @@ def test_splint_report_reads_the_running_server(stack: Server) -> None:
     )  # fmt: skip
     print(shown.stdout)
     assert shown.returncode == 0, shown.stderr
-    for name in ("cpu_expert_parallel", "kv_series", "engine_core", "DP1: kv1-"):
+    for name in (
+        "cpu_expert_parallel",
+        "kv_series",
+        "engine_core",
+        "DP1: kv1-",
+        "LMCache servers, as the engines know",
+    ):
         assert name in shown.stdout
+
+
+def test_the_report_shows_that_the_lmcache_server_is_a_patched_one(report: dict[str, Any]) -> None:
+    """As the engines learned it over LMCache's protocol, and as the server says of itself in the shared folder."""
+    (known,) = report["lmcache_servers"]
+    (itself,) = (entry for entry in report["processes"] if entry["role"] == "lmcache_server")
+    assert (known["answering"], known["fault"], known["accepted"]) == (True, None, False)
+    names = ("host", "pid", "splint", "mode", "patch_set", "libraries")
+    assert known["server"] == {name: itself[name] for name in names}
 
 
 def test_both_ranks_answer_alike(stack: Server) -> None:
