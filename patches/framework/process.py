@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from patches.framework.errors import (
     BootstrapError,
     EnvironmentRefusedError,
     RefusedError,
+    RunDirectoryError,
 )
 from patches.framework.libraries import DISTRIBUTIONS, installed_version
 from patches.framework.records import Role
@@ -217,11 +219,13 @@ def _adopt_run_dir() -> Path:
 
 
 def leave_word(error: RefusedError, identity: Mapping[str, Any]) -> None:
-    """Tell the supervisor why this process refuses to serve."""
+    """Tell the supervisor why this process refuses to serve, where there is a run directory to tell it in."""
     run_dir = rundir.current()
-    if run_dir is not None:
-        content = {**identity, "pid": os.getpid(), "kind": type(error).__name__}
-        content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
+    if run_dir is None:
+        return
+    content = {**identity, "pid": os.getpid(), "kind": type(error).__name__}
+    content |= {"found": error.found, "wanted": error.wanted, "remedy": error.remedy}
+    with suppress(RunDirectoryError):  # it may be what is refused; the process must end with that all the same
         rundir.write_json(rundir.prepare(run_dir) / rundir.REFUSED / f"{os.getpid()}.json", content)
 
 

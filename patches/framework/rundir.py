@@ -94,9 +94,16 @@ def create() -> Path:
 
 
 def prepare(path: Path) -> Path:
-    """Make the folders inside ``path`` and return it."""
-    for name in (ROSTER, REFUSED):
-        (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make the folders inside ``path`` and return it. Raises RunDirectoryError: they can't be made."""
+    try:
+        for name in (ROSTER, REFUSED):
+            (path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {path} can't be used ({error.strerror})",
+            "a writable folder",
+            f"Set {ENV} to another folder, or unset it for a private one.",
+        ) from error
     return path
 
 

@@ -113,6 +113,18 @@ def test_each_refusal_ends_each_form_of_start_with_the_code_of_refusals(entry: s
     assert said in ended.stderr
 
 
+def test_a_run_directory_that_can_not_be_made_is_a_refusal(tmp_path: Path) -> None:
+    script = tmp_path / "lmcache"
+    script.write_text(
+        "from patches.framework.records import Seam\n"
+        "from patches.lmcache_roster.wrappers import run_cache_server\n"
+        "run_cache_server(Seam('run_cache_server', print, lambda: None))()\n"
+    )
+    ended = run([str(script), "server"], HERE, environ={rundir.ENV: "/proc/none"})
+    assert ended.returncode == 78, ended.stderr
+    assert "the run directory /proc/none can't be used" in ended.stderr
+
+
 def test_the_form_that_no_patch_reaches_is_refused() -> None:
     """Its start is a function of the main module: it would serve without a role, and blend without being asked."""
     ended = run(["-m", "lmcache.v1.multiprocess.server", "--l1-size-gb", "0.1"], HERE)
