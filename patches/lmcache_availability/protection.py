@@ -1,6 +1,7 @@
 """Whether the server at the other end is one of ours: asked at start and with every heartbeat, never for a request.
 
-A server without vllm-splint keeps what it stores without seals, and gives damaged objects out as KV.
+A server without vllm-splint keeps what it stores without seals, and gives damaged objects out as KV. One in report mode
+only says so of a tier without seals, and of a patch that does not fit.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def require(client: Any, link: Link) -> None:
             EnvironmentRefusedError(
                 f"the LMCache server at {link.url} has {fault}",
                 "a server that carries this project's patches: what it keeps has checksums then",
-                "Start `lmcache server` from an environment or image with vllm-splint (SPLINT_MODE not off,"
-                f" SPLINT_PATCHES as here), or accept that nothing holds back damaged bytes: {SETTING}={_NAME}",
+                "Start `lmcache server` from an environment or image with vllm-splint (SPLINT_MODE=enforce or"
+                f" unset, SPLINT_PATCHES as here), or accept that nothing holds back damaged bytes: {SETTING}={_NAME}",
             )
         )
     elif fault is not None:

@@ -93,6 +93,8 @@ def fault(server: Mapping[str, Any] | None, selection: tuple[str, ...]) -> str |
         return STOCK
     if not server:
         return "a vllm-splint that describes itself in a form which this release can't read"
+    if server["mode"] != "enforce":
+        return f"vllm-splint {server['splint']} in SPLINT_MODE={server['mode']}, where patches are not required"
     states = {each["id"]: each["state"] for each in server["patches"]}
     bare = [
         f"{name} ({states.get(name, 'unknown there')})"

@@ -73,8 +73,9 @@ class Cache:
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cache]]:
     """Started at once, because their imports are most of their start."""
-    found = {name: Cache(tmp_path_factory.mktemp(name)) for name in ("patched", "stock")}
+    found = {name: Cache(tmp_path_factory.mktemp(name)) for name in ("patched", "stock", "reporting")}
     found["patched"].start()
+    found["reporting"].start(SPLINT_MODE="report")
     found["stock"].start(SPLINT_MODE="off")
     try:
         for cache in found.values():
@@ -136,6 +137,12 @@ def test_a_stock_server_is_refused_in_seconds_and_lives_on(caches: dict[str, Cac
     assert time.monotonic() - start < 3
     assert "SPLINT_LMCACHE_UNPROTECTED=server" in refused.value.remedy
     assert "No handler" not in (caches["stock"].folder / "log").read_text()
+
+
+def test_a_server_in_report_mode_is_refused_because_it_may_keep_bytes_without_seals(caches: dict[str, Cache]) -> None:
+    with pytest.raises(EnvironmentRefusedError, match=r"in SPLINT_MODE=report") as refused:
+        scheduler_for(caches["reporting"].url)
+    assert "SPLINT_MODE=enforce" in refused.value.remedy
 
 
 def test_a_stock_server_that_the_operator_accepts_is_used_and_shown(

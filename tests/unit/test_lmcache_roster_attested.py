@@ -63,6 +63,11 @@ def test_what_cant_be_read_protects_nothing_and_raises_nothing(text: str) -> Non
     assert "can't read" in (attested.fault(found, ALL) or "")
 
 
+@pytest.mark.parametrize("mode", ["report", "off"])
+def test_a_server_that_starts_without_needed_patches_does_not_protect(mode: str) -> None:
+    assert f"SPLINT_MODE={mode}" in (attested.fault(said(mode=mode), ALL) or "")
+
+
 @pytest.mark.parametrize("state", ["off", "refused", "inert"])
 def test_a_patch_that_is_not_in_place_is_named_unless_the_engine_leaves_it_out_too(state: str) -> None:
     rows = [{"id": name, "state": "applied", "reason": ""} for name in NAMES if name != "lmcache_admission"]
