@@ -161,8 +161,16 @@ def _modes(connector: str | None, extra: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own_mode() -> str:
-    from lmcache.v1.platform import get_device_spec
+    """LMCache's answer for the device.
+
+    On the CPU it isn't asked: it imports numba, and with that in ``sys.modules`` vLLM's CPU worker dies of its search
+    for Triton kernels.
+    """
     from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "engine_driven"
+    from lmcache.v1.platform import get_device_spec
 
     spec = get_device_spec(current_platform.device_type)
     return "engine_driven" if spec is None else str(spec.default_mp_transfer_mode().value)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_engines_of_both_transfer_modes_have_keys_of_their_own(answers: Any) -> 
     keys = answers["keys_of_transfer_modes"]
     assert keys["nothing"] == keys["auto"] == keys["its own"]
     assert keys["the other"] == keys["environment"] == keys["one of several"] != keys["nothing"]
+
+
+def test_a_cpu_worker_learns_its_own_transfer_mode_without_numba() -> None:
+    """vLLM's CPU worker dies of looking through llvmlite, which numba brings and LMCache's own answer with it."""
+    code = """
+    import sys
+    from patches.lmcache_identity.deriving import _own_mode
+    own, brought = _own_mode(), "llvmlite" in sys.modules
+    from lmcache.v1.platform import get_device_spec
+    print(own, brought, get_device_spec("cpu").default_mp_transfer_mode().value, "llvmlite" in sys.modules)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ended.stdout.split()[-4:] == ["engine_driven", "False", "engine_driven", "True"], ended.stderr
 
 
 def test_what_lies_in_a_block_as_its_size_and_the_processor_have_it_has_keys_of_its_own(answers: Any) -> None:
