@@ -26,6 +26,9 @@ __all__ = [
 
 USUAL_CHUNK_TOKENS = 256
 RETRY_S = 0.2
+UNBOUNDED = ("grpc://", "grpc+unix://")
+"""Transports whose clients tell nobody that a server is gone, and whose requests have no limit of their own."""
+
 ORDER_GRACE_S = 0.5
 REGISTRATION_LIMIT_S = 300.0
 
@@ -70,6 +73,16 @@ def _wrong_mode(url: str, block_tokens: int) -> RefusedError:
         f"the LMCache server at {url} answers, but not to the registration of this engine's KV cache",
         "a server that supports this engine's transfer mode",
         f"{_remedy(url, block_tokens)} (if it was started so, its log says why it refused the registration).",
+    )
+
+
+def _unbounded(url: str) -> RefusedError:
+    return EnvironmentRefusedError(
+        f"the LMCache server at {url} over gRPC",
+        "ZMQ (tcp://host:port): over gRPC a look-up on a paused or dead server waited 8 to 11 s, and nothing tells that"
+        " a server is gone",
+        "Start the server with --transport zmq (its default) and name it with tcp:// in --kv-transfer-config"
+        " (lmcache.mp.host, or lmcache.mp.server_urls).",
     )
 
 
@@ -125,6 +138,9 @@ def _adapter(seam: Seam, clients: Callable[[Any, dict[str, Any]], dict[str, Any]
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         seam.count()
         given = signature.bind(self, *args, **kwargs).arguments
+        for url in given.get("server_urls") or [given["server_url"]]:
+            if url.strip().lower().startswith(UNBOUNDED):
+                process.refuse(_unbounded(url))
         block_tokens: int = given.get("legacy_block_size") or given["vllm_block_size"]
         try:
             original(self, *args, **kwargs)

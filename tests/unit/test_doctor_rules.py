@@ -167,6 +167,9 @@ CASES: dict[str, tuple[Case, Case]] = {
     "disk-shared": (Case(f"-dp 2 {v1(local_disk='/cache')}"), Case(v1(local_disk="/cache"))),
     "load-failure-fails": (Case(MP), Case(transfer(kv_load_failure_policy="recompute"))),
     "load-failure-asked-for": (Case(transfer(kv_load_failure_policy="fail")), Case(MP)),
+    "server-over-grpc": (
+        Case(transfer(extra={"lmcache.mp.host": "grpc://cache"})), Case(transfer(extra={"lmcache.mp.host": "tcp://grpc"})),
+    ),
     "server-silent": (
         Case(transfer(extra={"lmcache.mp.port": 1})), Case(transfer(extra={"lmcache.mp.autostart": True})),
     ),
@@ -261,6 +264,18 @@ def test_an_alias_is_the_option_that_it_stands_for() -> None:
         "tensor_parallel_size": 2, "data_parallel_size": 4, "enable_prefix_caching": False, "max_model_len": "auto",
         "enforce_eager": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"lmcache.mp.server_urls": "tcp://a:1, GRPC+unix:///x"}, True),
+        ({"lmcache.mp.server_urls": ["grpc://a:1"]}, True),
+        ({"lmcache.mp.server_urls": ["tcp://grpc:1"]}, False),
+    ],
+)
+def test_every_form_of_a_server_over_grpc_is_found(extra: dict[str, Any], named: bool, read: Any) -> None:
+    assert (BY_ID["server-over-grpc"].examine(read(Case(transfer(extra=extra)))) is not None) is named
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,19 @@ def _explicit_load_failure(reading: Reading) -> str | None:
 
 def server_addresses(reading: Reading) -> list[tuple[str, int]]:
     """Where the LMCache servers of this configuration listen; none where the connector starts its own."""
+    return [address for url in _urls(reading) if (address := _address(url)) is not None]
+
+
+def _over_grpc(reading: Reading) -> str | None:
+    return next((url for url in _urls(reading) if url.strip().lower().startswith(("grpc://", "grpc+unix://"))), None)
+
+
+def _urls(reading: Reading) -> list[str]:
     extra = reading.subject.arguments.extra_config
     if reading.lmcache != MULTI_PROCESS or extra.get("lmcache.mp.autostart"):
         return []
     given = extra.get("lmcache.mp.server_urls")
-    urls = given.split(",") if isinstance(given, str) else given or [_single(extra)]
-    return [address for url in urls if (address := _address(str(url))) is not None]
+    return [str(url) for url in (given.split(",") if isinstance(given, str) else given or [_single(extra)])]
 
 
 def _single(extra: Mapping[str, Any]) -> str:
@@ -327,6 +334,15 @@ RULES = (
         why="An entry that was evicted in between costs an answer, though it could be computed.",
         change="Leave kv_load_failure_policy out, or say recompute.",
         found=_explicit_load_failure,
+    ),
+    Rule(
+        id="server-over-grpc",
+        level=REFUSE,
+        topic=TOPIC,
+        what="An LMCache server that is reached over gRPC; the engine refuses it.",
+        why="gRPC clients do not show that a server is gone: look-ups on a paused or dead one waited 8 to 11 s.",
+        change="Start it with --transport zmq (its default) and name it with tcp:// in --kv-transfer-config.",
+        found=_over_grpc,
     ),
     Rule(
         id="server-silent",
