@@ -15,6 +15,7 @@ PATCH = Patch(
     releases=">=0.32",
     targets=(
         Target("vllm.v1.executor.abstract", "Executor.__init__", f"{_WRAPPERS}:executor"),
+        Target("vllm.v1.executor.abstract", "Executor.add_lora", f"{_WRAPPERS}:add_lora"),
         Target("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_worker", f"{_WRAPPERS}:init_worker"),
         Target(
             _PLANNING,

@@ -11,11 +11,12 @@ from patches.framework import process
 from patches.framework.errors import EnvironmentRefusedError, ProfileError
 from patches.framework.records import Seam
 from patches.framework.timing import phase
+from patches.lmcache_identity.adapters import loading
 from patches.lmcache_identity.carrying import attach, carried, missing, publish, uses_lmcache
 from patches.lmcache_identity.deriving import derive, fp8_name, groups_of
 from patches.lmcache_identity.profile import KVCacheProfile
 
-__all__ = ["create_connector", "executor", "init_worker", "scheduler_config"]
+__all__ = ["add_lora", "create_connector", "executor", "init_worker", "scheduler_config"]
 
 _MP_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_mp_connector"
 _derived: KVCacheProfile | None = None
@@ -48,6 +49,21 @@ def _derive(config: Any) -> KVCacheProfile | None:
     except ProfileError as error:
         process.refuse(error)
         return None
+
+
+def add_lora(seam: Seam) -> Callable[..., bool]:
+    """The engine core lets its workers load a LoRA adapter: what its files hold then is what its number stands for."""
+    original = seam.original
+
+    @wraps(original)
+    def add(self: Any, lora_request: Any) -> bool:
+        seam.count()
+        if not uses_lmcache(self.vllm_config):
+            return bool(original(self, lora_request))
+        with loading(lora_request):
+            return bool(original(self, lora_request))
+
+    return add
 
 
 def init_worker(seam: Seam) -> Callable[..., None]:

@@ -87,6 +87,12 @@ def test_a_cpu_worker_learns_its_own_transfer_mode_without_numba() -> None:
     assert ended.stdout.split()[-4:] == ["engine_driven", "False", "engine_driven", "True"], ended.stderr
 
 
+def test_engines_with_other_speculative_models_have_keys_of_their_own(answers: Any) -> None:
+    keys = answers["keys_of_speculative_models"]
+    assert keys["one"] == keys["copy"]
+    assert len({keys[name] for name in ("none", "one", "other")}) == 3
+
+
 def test_what_lies_in_a_block_as_its_size_and_the_processor_have_it_has_keys_of_its_own(answers: Any) -> None:
     keys = answers["keys_of_blocks_that_are_no_rows"]
     for one, other in (("128", "256"), ("tiles False", "tiles True"), ("nvfp4 128", "nvfp4 256")):
@@ -150,6 +156,17 @@ def test_adapters_are_told_by_content_not_by_name(answers: Any) -> None:
     assert keys["renamed copy"] == keys["first"]
     apart = ("bare", "first", "same name, other content", "with a salt", "salt alone")
     assert len({keys[name] for name in apart}) == len(apart)
+
+
+def test_an_adapter_that_was_overwritten_after_it_was_loaded_is_not_taken_for_the_next(answers: Any) -> None:
+    keys = answers["adapters_under_one_path"]
+    assert keys["first"] is None
+    assert None not in (keys["alone"], keys["second"])
+    assert keys["alone"] != keys["second"]
+
+
+def test_without_lmcache_no_adapter_is_read_when_it_is_loaded(answers: Any) -> None:
+    assert answers["adapters_under_one_path"]["loaded without LMCache"] is not None
 
 
 @pytest.mark.parametrize("which", ["reloaded in place", "of the hub, not in its cache"])

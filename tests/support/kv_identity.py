@@ -31,6 +31,7 @@ class Engine:
     Attributes:
         config: vLLM's ``VllmConfig``.
         kv_configs: The KV cache configuration of each worker, and the scheduler's last.
+        executor: vLLM's ``Executor`` without workers.
     """
 
     def __init__(self, model: str, *, stages: int = 1, kv_layout: str = "LBHNC", **arguments: Any) -> None:
@@ -52,10 +53,12 @@ class Engine:
 
         class Idle(Executor):  # type: ignore[misc]
             def _init_executor(self) -> None: ...
-            def collective_rpc(self, *args: Any, **kwargs: Any) -> Any: ...
+            def collective_rpc(self, *_: Any, **__: Any) -> Any:
+                return []
+
             def check_health(self) -> None: ...
 
-        Idle(self.config)
+        self.executor = Idle(self.config)
 
     def _specs(self, stage: int, stages: int) -> dict[str, Any]:
         """What the workers of a stage would say of their layers."""
@@ -199,7 +202,7 @@ def _embeddings(model: str, _folder: Path) -> list[str | None]:
 def _client_tag(model: str, folder: Path) -> list[str | None]:
     """A client that names another engine's namespace, or another adapter's, does not get there."""
     engine, other = Engine(model), Engine(model, kv_cache_dtype="fp8_e5m2")
-    victim = adapter(folder / "victim", b"v" * 64)
+    victim = adapter(folder / "victim", b"v" * 64, number=3)
     theirs = engine.key(lora_request=victim)
     fingerprint = other.names[0].rpartition("-kv1-")[2]
     transfer = {"lmcache.tag.kvfp": fingerprint, "lmcache.tag.splint": fingerprint, "model_name": other.names[0]}

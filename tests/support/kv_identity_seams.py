@@ -154,6 +154,20 @@ def keys_of_transfer_modes(model: str, _folder: Path) -> Any:
     }
 
 
+def keys_of_speculative_models(model: str, folder: Path) -> Any:
+    """The draft model's layers are stored with the target's: none, one, a copy of it, and one with other weights."""
+
+    def key(draft: Path) -> str | None:
+        given = {"model": str(draft), "method": "draft_model", "num_speculative_tokens": 2}
+        return Engine(model, speculative_config=given).key()
+
+    for name in ("one", "copy", "other"):
+        shutil.copytree(model, folder / name)
+    (file,) = (folder / "other").glob("*.safetensors")
+    file.write_bytes(file.read_bytes() + b"\0")
+    return {"none": Engine(model).key()} | {name: key(folder / name) for name in ("one", "copy", "other")}
+
+
 def a_worker_with_another_transfer_mode_in_its_environment(model: str, _folder: Path) -> Any:
     config = Engine(model).config
     with patch.dict(os.environ, {"LMCACHE_MP_TRANSFER_MODE": "lmcache_driven"}):
@@ -335,6 +349,25 @@ def adapters_by_content(model: str, folder: Path) -> Any:
     }
 
 
+def adapters_under_one_path(model: str, folder: Path) -> Any:
+    """The first is loaded, its files are overwritten, the second is loaded; only then the requests come."""
+    engine = Engine(model)
+    keys = {}
+    alone = adapter(folder / "alone", b"x" * 64, number=20)
+    first = adapter(folder / "now", b"x" * 64, number=21)
+    engine.executor.add_lora(alone)
+    engine.executor.add_lora(first)
+    second = adapter(folder / "now", b"y" * 65, number=22)
+    engine.executor.add_lora(second)
+    for name, asked in {"alone": alone, "first": first, "second": second}.items():
+        keys[name] = engine.key(lora_request=asked)
+    bare = Engine(model, kv_transfer_config=None)
+    unread = adapter(folder / "unread", b"z" * 64, number=23)
+    bare.executor.add_lora(unread)
+    (folder / "unread" / "adapter_model.safetensors").write_bytes(b"other")
+    return keys | {"loaded without LMCache": engine.key(lora_request=unread)}
+
+
 def _hub_adapter() -> Any:
     from vllm.lora.request import LoRARequest
 
@@ -485,6 +518,7 @@ SCENARIOS = (
     a_connector_without_a_profile,
     keys_of_every_kv_format,
     keys_of_transfer_modes,
+    keys_of_speculative_models,
     a_worker_with_another_transfer_mode_in_its_environment,
     keys_of_blocks_that_are_no_rows,
     bytes_between_block_sizes_on_the_cpu,
@@ -495,6 +529,7 @@ SCENARIOS = (
     layouts_that_vllm_tells_and_does_not_tell,
     prompt_embeddings_are_neither_looked_up_nor_stored,
     adapters_by_content,
+    adapters_under_one_path,
     keys_of_the_in_process_path,
     requests_of_the_in_process_path,
     time_of_key_making,

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patches.framework.errors import ProfileError
-from patches.lmcache_identity.deriving import _long_rope, _weights, canonical, normalised_cache_dtype
+from patches.lmcache_identity import deriving
+from patches.lmcache_identity.deriving import _long_rope, _weights, canonical, derive, normalised_cache_dtype
 from patches.lmcache_identity.profile import key_name
 
 
@@ -137,3 +138,43 @@ def test_weights_that_a_loader_takes_from_elsewhere_are_told_apart() -> None:
 
     assert of() == f"commit:{'a' * 40}"
     assert len({of(), of(tensorizer_uri="s3://weights/1"), of(tensorizer_uri="s3://weights/2")}) == 3
+
+
+def model(commit: str, **fields: Any) -> Any:
+    """What the derivation reads of vLLM's ``ModelConfig``."""
+    configuration = SimpleNamespace(rope_parameters=None, to_dict=lambda: {"layers": 2} | fields)
+    return SimpleNamespace(
+        model="org/m", revision=commit, hf_config_path=None, hf_config=configuration, hf_text_config=configuration,
+        dtype="torch.bfloat16", quantization=None, max_model_len=2048, disable_sliding_window=False,
+    )  # fmt: skip
+
+
+def engine(speculative: Any = None) -> Any:
+    """What the derivation reads of vLLM's ``VllmConfig``."""
+    parallel = SimpleNamespace(
+        tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1,
+        prefill_context_parallel_size=1, cp_kv_cache_interleave_size=1,
+    )  # fmt: skip
+    return SimpleNamespace(
+        model_config=model("a" * 40), parallel_config=parallel, cache_config=SimpleNamespace(cache_dtype="auto"),
+        load_config=None, speculative_config=speculative, kv_transfer_config=None,
+    )  # fmt: skip
+
+
+def test_engines_with_other_speculative_models_have_other_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model's layers lie in the same cache, and are stored with the others."""
+    monkeypatch.setattr(deriving, "_fnuz", lambda: False)
+    monkeypatch.setattr(deriving, "_on_cpu", lambda: False)
+    monkeypatch.setattr(deriving, "release_of", lambda _library: "0.32.0")
+
+    def of(method: str, draft: Any, kv_cache_dtype: str | None = None) -> str:
+        speculative = SimpleNamespace(method=method, draft_model_config=draft, kv_cache_dtype=kv_cache_dtype)
+        return derive(engine(speculative)).digest
+
+    assert of("eagle", model("b" * 40)) == of("eagle", model("b" * 40))
+    apart = {
+        derive(engine()).digest, of("ngram", None), of("eagle", model("b" * 40)), of("mtp", model("b" * 40)),
+        of("eagle", model("c" * 40)), of("eagle", model("b" * 40, layers=3)),
+        of("eagle", model("b" * 40), kv_cache_dtype="fp8"),
+    }  # fmt: skip
+    assert len(apart) == 7
