@@ -1,7 +1,8 @@
 """A client of Redis and its like, in the place of LMCache's native one, which loses its step.
 
 The native client leaves the bytes of an answer of another size in the connection, reads them as the next answer, and
-waits for ever; after a restart of the server it never connects again.
+waits for ever; after a restart of the server it never connects again. This one gives a server up that is silent for a
+second, and then asks it with one batch in a while, so that look-ups behind it are misses at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from lmcache.v1.platform import create_event_notifier
 
-from patches.lmcache_admission.resp_wire import Connection, command
+from patches.lmcache_admission.resp_wire import CONNECT_S, SILENT_S, Connection, command
 
 __all__ = ["RespClient"]
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 AHEAD = 8
 """Values that are asked for before the first of them has come: the server holds as many."""
 RETRY_S = 1.0
-"""Between two attempts to reach a server that could not be reached; everything fails at once meanwhile."""
+"""Between two attempts to use a server that could not be reached or was silent; all else fails at once meanwhile."""
 
 _Exchange = Callable[[Connection], Iterator[bool]]
 
@@ -50,7 +51,7 @@ class RespClient:
         self._lock = threading.Lock()
         self._number = 0
         self._done: list[tuple[int, bool, str, list[bool]]] = []
-        self._unreachable_until = 0.0
+        self._unusable_until = 0.0
         self._connections: list[Connection] = []
 
     def event_fd(self) -> int:
@@ -134,6 +135,9 @@ class RespClient:
 
     def _run(self, exchange: _Exchange, part: slice, results: list[bool], errors: list[str]) -> None:
         """One exchange on this thread's connection, once more where the connection turns out to be an old one."""
+        if not self._admitted():
+            errors[0] = "the server could not be used a moment ago"
+            return
         for last in (False, True):
             fresh = getattr(self._local, "connection", None) is None
             try:
@@ -142,22 +146,45 @@ class RespClient:
             except (OSError, ValueError) as error:
                 self._drop()
                 results[part] = [False] * (part.stop - part.start)
-                if last or fresh:
+                silent = isinstance(error, TimeoutError)
+                if silent:
+                    self._unusable(error)
+                if last or fresh or silent:
                     errors[0] = str(error) or type(error).__name__
                     return
             else:
+                self._usable()
                 return
+
+    def _admitted(self) -> bool:
+        """Whether the server may be asked; of a server that could not be used, one batch in a while finds it out."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._unusable_until:
+                return False
+            if self._unusable_until:
+                self._unusable_until = now + CONNECT_S + SILENT_S
+            return True
+
+    def _unusable(self, error: Exception) -> None:
+        with self._lock:
+            known, self._unusable_until = self._unusable_until, time.monotonic() + RETRY_S
+        if not known:
+            logger.warning("Redis at %s:%d can't be used: %s", *self._address, error)
+
+    def _usable(self) -> None:
+        with self._lock:
+            known, self._unusable_until = self._unusable_until, 0.0
+        if known:
+            logger.warning("Redis at %s:%d is used again", *self._address)
 
     def _connection(self) -> Connection:
         if getattr(self._local, "connection", None) is None:
-            if time.monotonic() < self._unreachable_until:
-                raise ConnectionRefusedError("the server could not be reached a moment ago")
             try:
                 self._local.connection = Connection(*self._address, self._credentials)
                 self._connections.append(self._local.connection)
             except OSError as error:
-                self._unreachable_until = time.monotonic() + RETRY_S
-                logger.warning("Redis at %s:%d can't be used: %s", *self._address, error)
+                self._unusable(error)
                 raise
         return self._local.connection  # type: ignore[no-any-return]
 

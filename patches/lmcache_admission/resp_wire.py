@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ["Connection", "OutOfStepError", "command"]
 
-CONNECT_S = 2.0
-ANSWER_S = 5.0
+CONNECT_S = 1.0
+SILENT_S = 1.0
+"""Without any byte: what Redis holds in memory comes in milliseconds, and an engine's look-up waits for it."""
 _BUFFER_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 12
 
@@ -31,15 +32,18 @@ class Connection:
 
     def __init__(self, host: str, port: int, credentials: Sequence[str] = ()) -> None:
         self._socket = socket.create_connection((host, port), timeout=CONNECT_S)
-        self._socket.settimeout(ANSWER_S)
+        self._socket.settimeout(SILENT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._end = 0
-        if credentials:
-            self.send([command("AUTH", *credentials)])
-            if not self.done():
-                self.close()
-                raise PermissionError(f"{host}:{port} refuses AUTH")
+        try:
+            if credentials:
+                self.send([command("AUTH", *credentials)])
+                if not self.done():
+                    raise PermissionError(f"{host}:{port} refuses AUTH")
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End it."""
@@ -48,7 +52,9 @@ class Connection:
     def send(self, parts: Iterable[bytes | memoryview]) -> None:
         """Send commands, or a command's parts, in order."""
         for part in parts:
-            self._socket.sendall(part)
+            left = memoryview(part)
+            while left:  # sendall() would hold all of a value to the time that may pass without any byte
+                left = left[self._socket.send(left) :]
 
     def integer(self) -> int | None:
         """The next answer as a whole number; None where the server answers with an error."""

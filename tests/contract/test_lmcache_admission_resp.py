@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,3 +87,33 @@ def test_killed_redis_costs_misses_and_comes_back(memory: Memory, server: Redis)
             time.sleep(0.1)
         assert load(tier, keys, read) == list(range(8))
         assert same(written, read)
+
+
+def seconds_of_lookups(tier: Any, count: int, first: int) -> float:
+    """Until the last of so many look-ups, made at once, has its answer, which is a miss."""
+    start = time.monotonic()
+    left = {tier.submit_lookup_and_lock_task([key(first + number)], {}) for number in range(count)}
+    while left:
+        assert time.monotonic() - start < 30
+        left = {task for task in left if tier.query_lookup_and_lock_result(task) is None}
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+@pytest.mark.timeout(60)
+def test_silent_redis_holds_lookups_up_for_a_second_and_then_not_at_all(memory: Memory, server: Redis) -> None:
+    with make_tier("resp", host="127.0.0.1", port=server.port, num_workers=4) as tier:
+        assert store(tier, [key(0)], memory.random(layout(), 1))
+        assert look_up(tier, [key(0)]) == [0]
+        server.signal(signal.SIGSTOP)
+        try:
+            assert 0.9 < seconds_of_lookups(tier, 32, 100) < 2
+            assert seconds_of_lookups(tier, 32, 200) < 0.5
+            time.sleep(1.1)  # one finds out, the others do not wait
+            assert seconds_of_lookups(tier, 32, 300) < 1.8
+        finally:
+            server.signal(signal.SIGCONT)
+        back = time.monotonic() + 10
+        while look_up(tier, [key(0)]) != [0]:
+            assert time.monotonic() < back
+            time.sleep(0.1)

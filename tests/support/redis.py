@@ -54,6 +54,11 @@ class Redis:
             time.sleep(0.05)
         raise TimeoutError(f"redis-server on port {self.port} does not answer")
 
+    def signal(self, number: int) -> None:
+        """Send it a signal, such as the one that stops it for a while."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it at once, as a crash would."""
         if self._process is not None:

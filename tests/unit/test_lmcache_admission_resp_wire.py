@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from patches.lmcache_admission import resp_wire
 from patches.lmcache_admission.resp_wire import Connection, OutOfStepError, command
 
 
@@ -70,3 +72,35 @@ def test_refused_credentials_are_said() -> None:
 
 def test_command_is_what_redis_reads() -> None:
     assert command("GET", "ключ") == b"*2\r\n$3\r\nGET\r\n$8\r\n" + "ключ".encode() + b"\r\n"
+
+
+def test_value_that_takes_long_but_moves_is_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_wire, "SILENT_S", 0.3)
+    value = memoryview(bytes(16 << 20))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        received: list[int] = []
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                while piece := peer.recv(1 << 18):
+                    received.append(len(piece))
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        connection = Connection("127.0.0.1", listener.getsockname()[1])
+        try:
+            connection.send([value])
+        finally:
+            connection.close()
+            thread.join()
+    assert sum(received) == len(value)
+
+
+def test_server_that_sends_nothing_is_given_up_after_a_second() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            Connection("127.0.0.1", listener.getsockname()[1], ("secret",))
+        assert 0.9 < time.monotonic() - start < 1.5
