@@ -93,6 +93,13 @@ SETTINGS = (
         values.seconds,
     ),
     Setting(
+        "SPLINT_LMCACHE_PREFETCH_TIMEOUT_S",
+        "2",
+        "Seconds that an LMCache server which answers may take to bring a prompt's KV from its second level, before the"
+        " prompt is computed. Raise it where long prompts come from a slow one.",
+        values.seconds,
+    ),
+    Setting(
         "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S",
         "0.5",
         "Seconds that an engine step waits for the LMCache server in engine_driven mode (the worker copies itself)."

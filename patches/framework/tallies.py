@@ -64,6 +64,7 @@ METRICS = {
             ("reason", "tier"),
             (
                 ("lookup_unanswered", "server"),
+                ("prefetch_unfinished", "server"),
                 ("server_lost", "server"),
                 ("server_away", "server"),
                 ("load_failed", "server"),

@@ -7,10 +7,21 @@ from typing import Any
 
 from patches.framework import settings
 
-__all__ = ["LIMITED_BY", "PROBES", "QUIET", "first_limit_s", "limit_s", "message_s", "ping_limit_s", "start_limit_s"]
+__all__ = [
+    "LIMITED_BY",
+    "PROBES",
+    "QUIET",
+    "first_limit_s",
+    "limit_s",
+    "message_s",
+    "ping_limit_s",
+    "prefetch_limit_s",
+    "start_limit_s",
+]
 
 _START = "SPLINT_LMCACHE_START_TIMEOUT_S"
 _LOOKUP = "SPLINT_LMCACHE_LOOKUP_TIMEOUT_S"
+_PREFETCH = "SPLINT_LMCACHE_PREFETCH_TIMEOUT_S"
 _TRANSFER = "SPLINT_LMCACHE_TRANSFER_TIMEOUT_S"
 
 _STORES = frozenset({"prepare_store", "commit_store"})
@@ -82,6 +93,11 @@ def message_s(operation: str, payloads: list[Any], token_bytes: float) -> float:
 def ping_limit_s() -> float:
     """Seconds after which an unanswered ping means a silent server."""
     return float(settings.get(_LOOKUP))
+
+
+def prefetch_limit_s() -> float:
+    """Seconds that a server which answers may take over one look-up, second level and all."""
+    return float(settings.get(_PREFETCH))
 
 
 def start_limit_s() -> float:

@@ -300,6 +300,86 @@ def test_without_the_guard_a_lookup_that_ends_with_an_overdue_ping_is_not_counte
         assert gained(before, "lmcache_misses") == 0
 
 
+@contextmanager
+def not_yet(client: Any) -> Iterator[None]:
+    """Let a server that answers at once say that it is not done with any look-up, as one with a slow disk does."""
+    from lmcache.v1.multiprocess.futures import MessagingFuture
+
+    def unfinished(_: str) -> Any:
+        future: Any = MessagingFuture()
+        future.set_result(None)
+        return future
+
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(client, "query_prefetch_status", unfinished)
+        yield
+
+
+def stored(worker: Any, request_id: str, first: int) -> None:
+    before = tallies.snapshot()
+    worker.submit_store_request(request_id, operation(first, [0, 1, 2, 3]), None)
+    until(lambda: worker.get_finished({request_id}) and gained(before, "lmcache_stored_tokens") == 4 * CHUNK)
+
+
+def test_lookup_that_the_server_does_not_finish_is_given_up_and_its_locks_given_back(
+    cache: Cache, scheduler: Any, worker: Any
+) -> None:
+    before, first = tallies.snapshot(), 70_000
+    stored(worker, "stores for slow", first)
+    with not_yet(scheduler.req_clients[cache.url]):
+        scheduler.maybe_submit_lookup_request("slow", tokens(first=first))
+        found, seconds = looked_up(scheduler, "slow")
+        assert found == 0
+        assert 2.0 <= seconds < 2.4
+        assert scheduler.is_healthy
+        assert scheduler.check_lookup_result("slow") == 0  # as the scheduler does while it waits for blocks
+        scheduler.cleanup_lookup_result("slow")
+        scheduler.maybe_submit_lookup_request("slow", tokens(first=first))  # the request was preempted
+        assert scheduler.check_lookup_result("slow") == 0
+        assert gained(before, "lmcache_misses prefetch_unfinished") == 2
+        assert scheduler.reset_cache(), "keeps what is locked"
+        scheduler.maybe_submit_lookup_request("locked", tokens(first=first))
+    assert looked_up(scheduler, "locked")[0] == 4 * CHUNK
+    scheduler.free_lookup_locks(tokens(first=first), 0, 4 * CHUNK, "locked")
+
+    def given_back() -> bool:
+        scheduler.reset_cache()
+        scheduler.cleanup_lookup_result("again")
+        scheduler.maybe_submit_lookup_request("again", tokens(first=first))
+        found = looked_up(scheduler, "again")[0]
+        scheduler.free_lookup_locks(tokens(first=first), 0, found, "again")
+        return found == 0
+
+    until(given_back, 5)
+
+
+def test_lookup_that_is_done_when_the_engine_looks_late_is_a_hit(cache: Cache, scheduler: Any, worker: Any) -> None:
+    first = 80_000
+    stored(worker, "stores for late", first)
+    client = scheduler.req_clients[cache.url]
+    with not_yet(client):
+        scheduler.maybe_submit_lookup_request("late", tokens(first=first))
+        until(lambda: scheduler.check_lookup_result("late") is None and not scheduler._unacked_lookups)
+    time.sleep(2.1)  # a long step
+    assert looked_up(scheduler, "late")[0] == 4 * CHUNK
+    scheduler.free_lookup_locks(tokens(first=first), 0, 4 * CHUNK, "late")
+    scheduler.cleanup_lookup_result("late")
+    with not_yet(client):  # after a preemption; it has its whole time again
+        scheduler.maybe_submit_lookup_request("late", tokens(first=first))
+        until(lambda: scheduler.check_lookup_result("late") is None and not scheduler._unacked_lookups)
+        assert scheduler.check_lookup_result("late") is None
+
+
+def test_without_the_guard_a_lookup_that_the_server_does_not_finish_hangs(
+    cache: Cache, scheduler: Any, bare: Callable[..., None]
+) -> None:
+    bare("LMCacheMPSchedulerAdapter.check_lookup_result")
+    with not_yet(scheduler.req_clients[cache.url]):
+        scheduler.maybe_submit_lookup_request("hangs", tokens())
+        with pytest.raises(AssertionError, match="not so"):
+            looked_up(scheduler, "hangs", limit_s=3)
+
+
 def test_without_the_guard_the_lookup_hangs(cache: Cache, scheduler: Any, bare: Callable[..., None]) -> None:
     bare()
     with cache.stopped():
