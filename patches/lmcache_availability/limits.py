@@ -29,6 +29,7 @@ _STORES = frozenset({"prepare_store", "commit_store"})
 LIMITED_BY = {
     "lookup": _LOOKUP,
     "query_prefetch_status": _LOOKUP,
+    "clear": _LOOKUP,
     "unregister_kv_cache": _LOOKUP,
     "unregister_kv_cache_engine_driven_context": _LOOKUP,
     "prepare_store": _TRANSFER,

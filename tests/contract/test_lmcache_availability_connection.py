@@ -380,6 +380,20 @@ def test_without_the_guard_a_lookup_that_the_server_does_not_finish_hangs(
             looked_up(scheduler, "hangs", limit_s=3)
 
 
+def test_reset_of_a_stopped_and_of_a_killed_server_is_given_up_in_time(cache: Cache, scheduler: Any) -> None:
+    assert scheduler.reset_cache()
+    with cache.stopped():
+        start = time.monotonic()
+        assert not scheduler.reset_cache()
+        assert LIMIT_S <= time.monotonic() - start < LIMIT_S + 0.5
+        cache.kill()
+        until(lambda: link_of(scheduler.req_clients[cache.url]).lost)
+        start = time.monotonic()
+        assert not scheduler.reset_cache()
+        assert time.monotonic() - start < 0.5
+    cache.up(*USUAL)
+
+
 def test_without_the_guard_the_lookup_hangs(cache: Cache, scheduler: Any, bare: Callable[..., None]) -> None:
     bare()
     with cache.stopped():
