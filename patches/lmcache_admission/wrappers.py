@@ -8,8 +8,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from patches.framework import process
+from patches.framework.errors import SplintError
 from patches.framework.records import Seam
-from patches.lmcache_admission import registrations
+from patches.lmcache_admission import refused, registrations
 from patches.lmcache_admission.room import allocate_with_room
 from patches.lmcache_admission.serdes import take_layouts, take_tier
 
@@ -71,8 +73,20 @@ def register_layout(seam: Seam) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:  # fmt: skip
         seam.count()
-        take_layouts(model_name, [layout_desc, *(group_layout_descs or {}).values()])
-        registrations.check(self, model_name, world_size, layout_desc, group_layout_descs)
+        try:
+            take_layouts(model_name, [layout_desc, *(group_layout_descs or {}).values()])
+            registrations.check(self, model_name, world_size, layout_desc, group_layout_descs)
+        except SplintError as error:
+            _note_refused(str(error))
+            raise
         original(self, model_name, world_size, layout_desc, *args, group_layout_descs=group_layout_descs, **kwargs)
 
     return register
+
+
+def _note_refused(reason: str) -> None:
+    """LMCache answers no registration that fails. The engine finds the reason in what the server says of itself."""
+    current = process.current()
+    if current is not None:
+        count, _ = refused.said(current.facts)
+        current.note(**{refused.FACT: {"count": count + 1, "reason": reason}})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from patches.framework import process, roster, settings
@@ -19,7 +20,7 @@ from patches.lmcache_availability.limits import ping_limit_s, start_limit_s
 from patches.lmcache_availability.link import Link
 from patches.lmcache_roster import attested
 
-__all__ = ["note", "require", "still_protected"]
+__all__ = ["ask_again", "note", "require", "still_protected"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,16 @@ def still_protected(client: Any, link: Link) -> bool:
         )
     link.fault = fault
     return used
+
+
+def ask_again(client: Any, link: Link) -> None:
+    """Know the server as it is now. One that does not answer is known as it was.
+
+    It makes its answer anew once a second, so an older one may be on its way: it is asked after that.
+    """
+    time.sleep(attested.SAID_ANEW_AFTER_S)
+    with suppress(TimeoutError):
+        link.server = _ask(client, ping_limit_s())
 
 
 def _ask(client: Any, limit_s: float) -> dict[str, Any] | None:

@@ -11,10 +11,11 @@ from typing import Any
 from patches.framework import process
 from patches.framework.errors import EnvironmentRefusedError, RefusedError
 from patches.framework.records import Seam
+from patches.lmcache_admission import refused
 from patches.lmcache_availability.connection import link_of, unlimited
 from patches.lmcache_availability.limits import start_limit_s
 from patches.lmcache_availability.link import Link
-from patches.lmcache_availability.protection import require
+from patches.lmcache_availability.protection import ask_again, require
 
 __all__ = [
     "get_lmcache_chunk_size",
@@ -68,11 +69,20 @@ def _wrong_chunks(url: str, block_tokens: int, chunk_tokens: int) -> RefusedErro
     )
 
 
-def _wrong_mode(url: str, block_tokens: int) -> RefusedError:
+def _not_registered(link: Link, reason: str) -> RefusedError:
+    """LMCache's protocol carries no reason; a server of ours says it in its attestation."""
+    found = f"the LMCache server at {link.url} answers, but not to the registration of this engine's KV cache"
+    if reason:
+        return EnvironmentRefusedError(
+            f"{found}; the last one that it refused was {reason}",
+            "a server that takes it",
+            "Change what it names, or start an LMCache server for this engine alone.",
+        )
     return EnvironmentRefusedError(
-        f"the LMCache server at {url} answers, but not to the registration of this engine's KV cache",
-        "a server that supports this engine's transfer mode",
-        f"{_remedy(url, block_tokens)} (if it was started so, its log says why it refused the registration).",
+        found,
+        "a server that supports this engine's transfer mode, has no lossy serde for one-byte KV and no other layout"
+        " under this engine's name",
+        f"{_remedy(link.url, link.block_tokens)} (if it was started so, its log says why it refused the registration).",
     )
 
 
@@ -186,6 +196,11 @@ def _mode(transfer: Any) -> str:
     return str(mode.value)
 
 
+def _refused_by(link: Link) -> tuple[int, str]:
+    """Registrations that the server had refused when it was last asked who it is, and why the last one."""
+    return refused.said((link.server or {}).get("facts", {}))
+
+
 def submit_registration(seam: Seam) -> Callable[..., Any]:
     """Tell a server that will never answer a registration from one that is busy with it.
 
@@ -199,11 +214,14 @@ def submit_registration(seam: Seam) -> Callable[..., Any]:
         seam.count()
         if (current := process.current()) is not None:
             current.note(lmcache_transfer=_mode(self))
+        link = link_of(self._req_client)
+        before, _ = _refused_by(link)
         registration = original(self, send)
         question = unlimited(self._req_client.get_chunk_size())
         if question.wait(REGISTRATION_LIMIT_S) and not registration.wait(ORDER_GRACE_S):
-            link = link_of(self._req_client)
-            process.refuse(_wrong_mode(link.url, link.block_tokens))
+            ask_again(self._req_client, link)
+            count, reason = _refused_by(link)
+            process.refuse(_not_registered(link, reason if count > before else ""))
         return registration
 
     return submit

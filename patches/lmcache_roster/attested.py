@@ -17,7 +17,10 @@ from patches.framework.application import State
 from patches.framework.records import Role
 from patches.framework.selection import selected
 
-__all__ = ["STOCK", "fault", "in_answer", "word"]
+__all__ = ["SAID_ANEW_AFTER_S", "STOCK", "fault", "in_answer", "word"]
+
+SAID_ANEW_AFTER_S = 1.0
+"""Seconds for which a server gives all engines the same attestation."""
 
 STOCK = "no vllm-splint"
 _PREFIX = "vllm-splint "

@@ -18,8 +18,6 @@ from patches.supervision import living
 
 __all__ = ["get_experimental", "run_cache_server"]
 
-SAID_ANEW_AFTER_S = 1.0
-
 
 def run_cache_server(seam: Seam) -> Callable[..., Any]:
     """Note the role, prove the patches, then serve."""
@@ -71,7 +69,7 @@ def get_experimental(seam: Seam) -> Callable[..., list[str]]:
         seam.count()
         with lock:
             if time.monotonic() > until:
-                said, until = _words(), time.monotonic() + SAID_ANEW_AFTER_S
+                said, until = _words(), time.monotonic() + attested.SAID_ANEW_AFTER_S
             return [*original(self), *said]
 
     return answered

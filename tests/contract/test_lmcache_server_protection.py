@@ -50,7 +50,7 @@ class Cache:
     def start(self, **extra: str) -> Cache:
         words = ["server", "--host", "127.0.0.1", "--port", str(self.port), "--http-port", str(free_port())]
         words += ["--http-host", "127.0.0.1", "--l1-size-gb", "0.1", "--eviction-policy", "LRU"]
-        words += ["--chunk-size", str(CHUNK)]
+        words += ["--chunk-size", str(CHUNK), "--supported-transfer-mode", "auto"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "lmcache.cli.main", *words],
@@ -137,6 +137,30 @@ def test_a_stock_server_is_refused_in_seconds_and_lives_on(caches: dict[str, Cac
     assert time.monotonic() - start < 3
     assert "SPLINT_LMCACHE_UNPROTECTED=server" in refused.value.remedy
     assert "No handler" not in (caches["stock"].folder / "log").read_text()
+
+
+def register(url: str, width: int) -> None:
+    """Register a KV cache of one layer, with ``width`` elements for each of its two heads, under the same name."""
+    import torch
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter, ParallelStrategy
+
+    strategy = ParallelStrategy(mla_only=False, vllm_world_size=1, vllm_worker_id=0, tp_size=1, pp_size=1, n_servers=1)
+    extra = {"lmcache.mp.mp_transfer_mode": "engine_driven"}
+    worker = LMCacheMPWorkerAdapter(url, zmq.Context.instance(), "model", CHUNK, strategy, extra_config=extra)
+    try:
+        caches = {"layer.0": torch.zeros(4, 2, CHUNK, width, dtype=torch.bfloat16)}
+        worker.register_kv_caches(caches, layout_hints={"kv_layout": "HND"})
+    finally:
+        worker.shutdown()
+
+
+def test_an_engine_whose_registration_is_refused_says_why(caches: dict[str, Cache]) -> None:
+    register(caches["patched"].url, 32)
+    with pytest.raises(EnvironmentRefusedError, match="not to the registration") as refused:
+        register(caches["patched"].url, 64)
+    assert "an engine that registers {0: 'bfloat16[1, 128, 128]'} under 'model'" in refused.value.found
+    assert "wanted {0: 'bfloat16[1, 128, 64]'}" in refused.value.found
+    assert "--supported-transfer-mode" not in refused.value.remedy
 
 
 def test_a_server_in_report_mode_is_refused_because_it_may_keep_bytes_without_seals(caches: dict[str, Cache]) -> None:
