@@ -74,8 +74,18 @@ METRICS = {
             "lmcache_saved_tokens", "Prompt tokens whose KV was loaded from LMCache instead of computed.", (), ((),)
         ),
         Metric("lmcache_recomputed_tokens", "Prompt tokens computed because their load failed.", (), ((),)),
-        Metric("lmcache_stored_tokens", "Tokens whose KV LMCache took, by rank 0 of each engine.", (), ((),)),
-        Metric("lmcache_stored_bytes", "Bytes of those tokens' KV on that rank.", (), ((),)),
+        Metric(
+            "lmcache_stored_tokens",
+            "Tokens of stores that LMCache confirmed, chunks that it had already included, by rank 0 of each engine.",
+            (),
+            ((),),
+        ),
+        Metric(
+            "lmcache_stored_bytes",
+            "Bytes of those tokens' KV on that rank, by the size of a token; not bytes moved.",
+            (),
+            ((),),
+        ),
         Metric(
             "lmcache_lost_stores",
             "Stores that came to nothing, by every rank.",

@@ -21,6 +21,11 @@ PATCH = Patch(
         Target(f"{_CONTEXTS}.pickle", "EngineDrivenContextPickle.commit_store", f"{_WRAPPERS}:commit_store"),
         Target(f"{_CONTEXTS}.shm", "EngineDrivenContextShm.prepare_retrieve", f"{_WRAPPERS}:prepare_retrieve"),
         Target(f"{_CONTEXTS}.shm", "EngineDrivenContextShm.prepare_store", f"{_WRAPPERS}:prepare_store"),
+        Target(
+            f"{_CONTEXTS}.worker_transfer",
+            "EngineDrivenTransferContext.submit_store",
+            f"{_WRAPPERS}:submit_store",
+        ),
     ),
     roles=frozenset({Role.WORKER}),
     retires="LMCache refuses to copy between different dtypes.",

@@ -8,9 +8,10 @@ from functools import wraps
 from typing import Any
 
 from patches.framework import tallies
+from patches.framework.errors import MismatchError
 from patches.framework.records import Seam
 
-__all__ = ["commit_store", "prepare_retrieve", "prepare_store"]
+__all__ = ["commit_store", "prepare_retrieve", "prepare_store", "submit_store"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +37,46 @@ def prepare_retrieve(seam: Seam) -> Callable[..., Any]:
 
 
 def prepare_store(seam: Seam) -> Callable[..., Any]:
-    """Slots that are not this worker's are not written. Nobody can read them, and the server frees them in time."""
+    """Slots that are not this worker's are not written. Nobody can read them, and the server frees them in time.
+
+    An answer without slots would say that all chunks are there already, so this raises.
+    """
     original = seam.original
 
     @wraps(original)
     def prepared(self: Any, key: Any, instance_id: int) -> Any:
         seam.count()
         found = original(self, key, instance_id)
-        if found is None or not _lost(self.layout_desc, found[0]):
-            return found
-        return [], []
+        difference = None if found is None else _difference(self.layout_desc, found[0])
+        if difference is not None:
+            raise MismatchError(
+                f"room in the LMCache server for {difference}",
+                "room for this worker's own chunks",
+                "Start an LMCache server for this engine alone.",
+            )
+        return found
 
     return prepared
+
+
+def submit_store(seam: Seam) -> Callable[..., Any]:
+    """A store for which there is no room is a failed one, as it is where LMCache stores in the background."""
+    original = seam.original
+
+    @wraps(original)
+    def submitted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from lmcache.v1.multiprocess.futures import MessagingFuture
+
+        seam.count()
+        try:
+            return original(self, *args, **kwargs)
+        except MismatchError as error:
+            logger.warning("Nothing was stored in LMCache: %s", error)
+        future: Any = MessagingFuture()
+        future.set_result(False)
+        return future
+
+    return submitted
 
 
 def commit_store(seam: Seam) -> Callable[..., bool]:
@@ -57,18 +86,13 @@ def commit_store(seam: Seam) -> Callable[..., bool]:
     @wraps(original)
     def committed(self: Any, key: Any, instance_id: int, chunks: list[Any]) -> bool:
         seam.count()
-        return not _lost(self.layout_desc, chunks) and bool(original(self, key, instance_id, chunks))
+        difference = _difference(self.layout_desc, chunks)
+        if difference is None:
+            return bool(original(self, key, instance_id, chunks))
+        logger.error("Nothing was stored in LMCache: %s", difference)
+        return False
 
     return committed
-
-
-def _lost(layout: Any, chunks: Iterable[Any]) -> bool:
-    """Whether a store must not be; it is counted and said."""
-    difference = _difference(layout, chunks)
-    if difference is not None:
-        tallies.add("lmcache_lost_stores", "refused")
-        logger.error("Nothing was stored in LMCache: %s", difference)
-    return difference is not None
 
 
 def _difference(layout: Any, chunks: Iterable[Any]) -> str | None:

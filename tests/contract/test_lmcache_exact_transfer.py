@@ -9,7 +9,10 @@ import pytest
 from support.lmcache_tiers import apply
 
 from patches.framework import tallies
+from patches.framework.errors import MismatchError
 from patches.lmcache_admission import PATCH as ADMISSION
+from patches.lmcache_availability.link import Link
+from patches.lmcache_availability.results import Results
 from patches.lmcache_exact_transfer import PATCH
 
 torch = pytest.importorskip("torch")
@@ -97,12 +100,13 @@ def key(request: str) -> Any:
 
 def store(context: Any, instance: int, chunk: Any) -> bool:
     """As the worker's transfer does it."""
-    prepared = context.prepare_store(key("store"), instance)
+    try:
+        prepared = context.prepare_store(key("store"), instance)
+    except MismatchError:
+        return False
     if prepared is None:
         return bool(context.commit_store(key("store"), instance, [chunk]))
     slots, _ = prepared
-    if not slots:
-        return False
     slots[0].copy_(chunk)
     return bool(context.commit_store(key("store"), instance, slots))
 
@@ -150,6 +154,24 @@ def test_store_of_another_dtype_than_registered_is_refused(module: Any, monkeypa
     assert not store(other, WRITER, codes().view(torch.float16))
     assert load(module, other, WRITER) is None
     other.close()
+
+
+@pytest.mark.parametrize("module", ["shm"], indirect=True)
+def test_a_refused_store_counts_once_as_lost_and_not_as_stored(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
+
+    apply(PATCH, monkeypatch)
+    context = worker(module, WRITER, "bfloat16", says="float16")
+    transfer = EngineDrivenTransferContext.__new__(EngineDrivenTransferContext)
+    transfer._engine_driven_context, transfer._instance_id = context, WRITER
+    caches = {"layer.0": torch.zeros(1, 2, CHUNK, HIDDEN, dtype=torch.bfloat16)}
+    before = tallies.snapshot()
+    Results(Link()).store_sent(transfer.submit_store("store", key("store"), caches, [[0]], None, 1), CHUNK)
+    after = tallies.snapshot()
+    gained = {name: after.get(name, 0) - before.get(name, 0) for name in after}
+    assert gained["lmcache_lost_stores refused"] == 1
+    assert gained.get("lmcache_stored_tokens", 0) == 0
+    context.close()
 
 
 def test_stock_gives_the_other_dtype_s_chunk_to_be_converted(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
