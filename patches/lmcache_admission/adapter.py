@@ -26,6 +26,7 @@ from patches.lmcache_admission.checking import GONE, KEPT, NOT_LOADED, refused
 from patches.lmcache_admission.delegating import Delegating
 from patches.lmcache_admission.room import Sealed, has_room
 from patches.lmcache_admission.scratch import flush, remove
+from patches.lmcache_admission.seal import NO_SERDE
 
 __all__ = ["Folder", "SealedL2Adapter"]
 
@@ -60,10 +61,13 @@ class SealedL2Adapter(Delegating):
         inner: LMCache's adapter of the tier.
         tier: Its name in LMCache's configuration, for counters.
         folder: What there is to know of a tier that is a folder.
+        serde: Of the serde that LMCache puts around the tier, what :func:`~patches.lmcache_admission.serdes.digest`
+            gave: what another one made is not loaded.
     """
 
-    def __init__(self, inner: Any, tier: str, folder: Folder | None = None) -> None:
+    def __init__(self, inner: Any, tier: str, folder: Folder | None = None, *, serde: bytes = NO_SERDE) -> None:
         super().__init__(inner)
+        self._serde = serde
         self._tier, self._folder = tier, folder
         self._file_of = folder.file_of if folder else None
         self._aligned = folder is not None and folder.aligned
@@ -94,11 +98,14 @@ class SealedL2Adapter(Delegating):
         if not keys:
             self._finish_store(task, L2StoreResult(True, 0))
         elif all(has_room(found) for found in objects):
-            self._worker.submit(self._seal_and_store, split(task, keys, objects, aligned=self._aligned))
+            self._worker.submit(self._seal_and_store, self._split(task, keys, objects))
         else:
             logger.error("No room for a seal behind %d object(s) for the %s tier: not stored", len(keys), self._tier)
             self._finish_store(task, L2StoreResult(False, 0))
         return task.number
+
+    def _split(self, task: Task, keys: list[Any], objects: list[Any]) -> list[Batch]:
+        return split(task, keys, objects, aligned=self._aligned, serde=self._serde)
 
     def _seal_and_store(self, batches: list[Batch]) -> None:
         for batch in batches:
@@ -143,7 +150,7 @@ class SealedL2Adapter(Delegating):
         if not keys:
             self._finish_load(task)
         with self._lock:
-            for batch in split(task, keys, objects, aligned=self._aligned):
+            for batch in self._split(task, keys, objects):
                 self._loads[self.inner_adapter.submit_load_task(batch.keys, batch.views)] = batch
         return task.number
 

@@ -43,9 +43,9 @@ class Batch:
     views: Sequence[Sealed]
 
 
-def split(task: Task, keys: Sequence[Any], objects: Sequence[Any], *, aligned: bool) -> list[Batch]:
+def split(task: Task, keys: Sequence[Any], objects: Sequence[Any], *, aligned: bool, serde: bytes) -> list[Batch]:
     """Cut a task; ``task.left`` becomes the number of batches."""
-    views = [Sealed(key, found, aligned=aligned) for key, found in zip(keys, objects, strict=True)]
+    views = [Sealed(key, found, aligned=aligned, serde=serde) for key, found in zip(keys, objects, strict=True)]
     batches = [
         Batch(task, first, keys[first:end], views[first:end])
         for first, end in _cuts([view.get_size() for view in views])

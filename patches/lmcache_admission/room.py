@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from patches.lmcache_admission.seal import SEAL_BYTES, Meaning, array, key_digest, layout_digest, make
+from patches.lmcache_admission.seal import NO_SERDE, SEAL_BYTES, Meaning, array, key_digest, layout_digest, make
 
 __all__ = ["Sealed", "allocate_with_room", "fingerprint_in", "give_room", "has_room", "roomy"]
 
@@ -62,11 +62,13 @@ class Sealed:
         key: LMCache's key of the object; it may be set later, but before a seal is made.
         inner: LMCache's ``TensorMemoryObj``, with room.
         aligned: Whether the tier needs whole slots (``O_DIRECT``).
+        serde: Of the serde between KV and these bytes, what :func:`~patches.lmcache_admission.seal.serde_digest` gave.
     """
 
-    def __init__(self, key: Any, inner: Any, *, aligned: bool = False) -> None:
+    def __init__(self, key: Any, inner: Any, *, aligned: bool = False, serde: bytes = NO_SERDE) -> None:
         self.key = key
         self.inner = inner
+        self._serde = serde
         self._length: int = inner.get_physical_size() if aligned else inner.get_size() + SEAL_BYTES
 
     def __getattr__(self, name: str) -> Any:
@@ -99,6 +101,7 @@ class Sealed:
             layout=layout_digest(groups, inner.get_memory_format().name),
             groups=len(groups),
             fingerprint=fingerprint_in(key.model_name),
+            serde=self._serde,
         )
         return make(meaning, inner.data_ptr, inner.get_size())
 

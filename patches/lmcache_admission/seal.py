@@ -17,6 +17,7 @@ from typing import Any
 from patches.framework.errors import EnvironmentRefusedError
 
 __all__ = [
+    "NO_SERDE",
     "SEAL_BYTES",
     "VERSION",
     "Meaning",
@@ -26,20 +27,28 @@ __all__ = [
     "key_digest",
     "layout_digest",
     "make",
+    "serde_digest",
 ]
 
-VERSION = 1
+VERSION = 2
 """Changes with the meaning of any field: seals of another version are misses."""
 
 _MAGIC = b"splintKV"
-_FIELDS = struct.Struct("<8sHHIQ16s16s16s")
+_FIELDS = struct.Struct("<8sHHIQ16s8s8s16s")
 _SUM = struct.Struct("<II")
 SEAL_BYTES = _FIELDS.size + _SUM.size
-"""80: magic, version, own length, groups, bytes before it, digests of key and layout, fingerprint, two sums."""
+"""80: magic, version, own length, groups, bytes before it, digests of key, layout and serde, fingerprint, two sums."""
 
 _DIGEST_BYTES = 16
+_SHORT_BYTES = 8
+"""Of digests that few values in one store have."""
 _FINGERPRINT_BYTES = 16
-_REASONS = (("wrong_key", 5), ("wrong_fingerprint", 7), ("wrong_layout", 6), ("wrong_groups", 3), ("wrong_size", 4))
+NO_SERDE = bytes(_SHORT_BYTES)
+"""Stands for bytes that no serde has made."""
+_REASONS = (
+    ("wrong_key", 5), ("wrong_fingerprint", 8), ("wrong_serde", 7), ("wrong_layout", 6), ("wrong_groups", 3),
+    ("wrong_size", 4),
+)  # fmt: skip
 
 
 @cache
@@ -74,8 +83,13 @@ def key_digest(parts: Sequence[str]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def layout_digest(groups: tuple[tuple[str, tuple[int, ...]], ...], form: str) -> bytes:
-    """16 bytes that stand for the dtype (torch's name) and shape of each group, and LMCache's name of the format."""
-    return hashlib.blake2b(repr((groups, form)).encode(), digest_size=_DIGEST_BYTES).digest()
+    """8 bytes that stand for the dtype (torch's name) and shape of each group, and LMCache's name of the format."""
+    return hashlib.blake2b(repr((groups, form)).encode(), digest_size=_SHORT_BYTES).digest()
+
+
+def serde_digest(described: str) -> bytes:
+    """8 bytes that stand for a serde and its settings, which are ``described``."""
+    return hashlib.blake2b(described.encode("utf-8", "surrogatepass"), digest_size=_SHORT_BYTES).digest()
 
 
 @dataclass(frozen=True)
@@ -87,18 +101,22 @@ class Meaning:
         layout: What :func:`layout_digest` gave.
         groups: How many KV groups it holds.
         fingerprint: The KV fingerprint in its key, or nothing where it has none.
+        serde: What :func:`serde_digest` gave for the serde that made the bytes, or :data:`NO_SERDE`.
     """
 
     key: bytes
     layout: bytes
     groups: int
     fingerprint: str
+    serde: bytes = NO_SERDE
 
 
 def make(meaning: Meaning, address: int, size: int) -> bytes:
     """The seal of ``size`` bytes at ``address``: :data:`SEAL_BYTES` bytes. The memory must not change meanwhile."""
     mark = meaning.fingerprint.encode("ascii", "replace")[:_FINGERPRINT_BYTES]
-    fields = _FIELDS.pack(_MAGIC, VERSION, SEAL_BYTES, meaning.groups, size, meaning.key, meaning.layout, mark)
+    fields = _FIELDS.pack(
+        _MAGIC, VERSION, SEAL_BYTES, meaning.groups, size, meaning.key, meaning.layout, meaning.serde, mark
+    )
     crc32c = _crc32c()
     return fields + _SUM.pack(crc32c(memoryview(array(size).from_address(address)), 0), crc32c(fields, 0))
 

@@ -5,21 +5,45 @@ vLLM hands its one-byte formats over as ``uint8`` codes. A serde that rounds the
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable
 from typing import Any
 
 from patches.framework.errors import EnvironmentRefusedError
+from patches.framework.libraries import installed_version
+from patches.lmcache_admission.seal import NO_SERDE, serde_digest
 
-__all__ = ["check_in_process", "take_layouts", "take_tier"]
+__all__ = ["check_in_process", "digest", "take_layouts", "take_tier"]
 
 EXACT = frozenset({"aesgcm"})
 EXACT_IN_PROCESS = frozenset({"naive", "kivi"})
 """LMCache's kivi copies what it gets, in this release."""
 
+WITHOUT_MEANING = frozenset({"max_workers"})
+"""Settings of LMCache's serdes that leave the bytes as they are."""
+
 _lock = threading.Lock()
 _lossy: set[str] = set()
 _one_byte: set[str] = set()
+
+
+def digest(config: Any) -> bytes:
+    """What stands for a serde in a seal: 8 bytes.
+
+    An exact serde says itself whether it can read what another has made (aesgcm: by its tag); keys may have moved. Of
+    any other, the settings decide what a byte means, and so do LMCache's own defaults and formats: its release.
+
+    Args:
+        config: LMCache's ``SerdeConfig``, or None where there is no serde.
+    """
+    if config is None:
+        return NO_SERDE
+    described = [config.type]
+    if config.type not in EXACT:
+        settings = {name: value for name, value in config.kwargs.items() if name not in WITHOUT_MEANING}
+        described += [installed_version("lmcache"), settings]
+    return serde_digest(json.dumps(described, sort_keys=True, default=repr))
 
 
 def take_tier(config: Any) -> None:

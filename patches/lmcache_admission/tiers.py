@@ -11,6 +11,7 @@ from patches.framework import settings
 from patches.lmcache_admission import scratch
 from patches.lmcache_admission.adapter import Folder, SealedL2Adapter
 from patches.lmcache_admission.seal import check_speed
+from patches.lmcache_admission.serdes import digest
 from patches.lmcache_admission.unprotected import require_acceptance
 
 __all__ = ["SEALED", "make_resp", "prepare", "seal_tier"]
@@ -41,8 +42,9 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
     """The tier with seals, or as it is where it can't carry them."""
     if tier not in SEALED:
         return inner
+    serde = digest(config.serde_config)
     if tier not in FOLDERS:
-        return SealedL2Adapter(inner, tier)
+        return SealedL2Adapter(inner, tier, serde=serde)
     base = Path(config.base_path)
     folder = Folder(
         file_of=_file_of(base),
@@ -50,7 +52,7 @@ def seal_tier(tier: str, config: Any, inner: Any) -> Any:
         scratch=base / config.relative_tmp_dir,
         flushes=settings.get("SPLINT_LMCACHE_FSYNC") == "on",
     )
-    return SealedL2Adapter(inner, tier, folder)
+    return SealedL2Adapter(inner, tier, folder, serde=serde)
 
 
 def make_resp(config: Any) -> Any:

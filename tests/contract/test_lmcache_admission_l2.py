@@ -132,6 +132,20 @@ def test_exchanged_files_are_misses_and_the_next_store_heals_them(memory: Memory
         assert same(written, read)
 
 
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_files_of_two_tenants_that_change_places_are_misses(memory: Memory, kind: str, tmp_path: Path) -> None:
+    """Their keys differ by the salt alone, and so must their seals."""
+    before, keys = misses("wrong_key", kind), [key(1, salt="one"), key(1, salt="other")]
+    with make_tier(kind, tmp_path) as tier:
+        assert store(tier, keys, memory.random(layout(), 2))
+        first, second = files(tmp_path)
+        first.rename(tmp_path / "between")
+        second.rename(first)
+        (tmp_path / "between").rename(second)
+        assert load(tier, keys, memory.allocate(layout(), 2)) == []
+    assert misses("wrong_key", kind) == before + 2
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_of_thousands_of_damaged_files_none_is_admitted(memory: Memory, kind: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import select
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -103,7 +103,9 @@ def key(number: int, *, model: str = MODEL, salt: str = "") -> Any:
 
 
 @contextmanager
-def make_tier(kind: str, folder: Path | None = None, serde: str = "", **settings: Any) -> Iterator[Any]:
+def make_tier(
+    kind: str, folder: Path | None = None, serde: Mapping[str, Any] | str = "", **settings: Any
+) -> Iterator[Any]:
     """A tier as the LMCache server makes it from its command line, without the serde itself around it."""
     from lmcache.v1.distributed.l2_adapters import create_l2_adapter
     from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
@@ -112,7 +114,9 @@ def make_tier(kind: str, folder: Path | None = None, serde: str = "", **settings
     config_class = get_l2_adapter_config_class(kind)
     spec = dict(settings, type=kind, **({"base_path": str(folder)} if folder else {}))
     config = config_class.from_dict(spec)
-    config.serde_config = config._parse_serde_config({"serde": {"type": serde}}) if serde else None
+    if isinstance(serde, str):
+        serde = {"type": serde} if serde else {}
+    config.serde_config = config._parse_serde_config({"serde": dict(serde)}) if serde else None
     tier = create_l2_adapter(config)
     try:
         yield tier
