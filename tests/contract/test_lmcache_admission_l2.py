@@ -27,7 +27,7 @@ from support.lmcache_tiers import (
 
 from patches.framework import tallies
 from patches.framework.errors import EnvironmentRefusedError
-from patches.lmcache_admission import PATCH, seal
+from patches.lmcache_admission import PATCH, batches, seal
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("lmcache")
@@ -81,6 +81,22 @@ def test_groups_of_different_dtypes_and_whole_slots_come_back(memory: Memory, ki
             assert store(tier, keys, written)
             assert load(tier, keys, read) == list(range(9))
             assert same(written, read)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_task_of_several_batches_names_the_right_objects(
+    memory: Memory, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, read, keys = memory.random(layout(), 7), memory.allocate(layout(), 7), [key(number) for number in range(7)]
+    monkeypatch.setattr(batches, "BATCH_BYTES", 2 * (written[0].get_size() + SEAL))
+    with make_tier(kind, tmp_path) as tier:
+        for place in (1, 4):
+            assert store(tier, [keys[place]], [written[place]])
+        for found in files(tmp_path):
+            found.write_bytes(found.read_bytes()[:-1])
+        assert store(tier, [keys[place] for place in (0, 2, 3, 5, 6)], [written[place] for place in (0, 2, 3, 5, 6)])
+        assert load(tier, keys, read) == [0, 2, 3, 5, 6]
+    assert all(bytes(written[place].byte_array) == bytes(read[place].byte_array) for place in (0, 2, 3, 5, 6))
 
 
 def test_object_says_of_itself_what_it_says_without_room(memory: Memory) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -98,8 +100,23 @@ def simulate(
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(measurements)) if rank not in silent]
     for thread in threads:
         thread.start()
-    together.wait()
-    started = time.monotonic()
-    for thread in threads:
-        thread.join()
-    return outcomes, time.monotonic() - started
+    with _long_turns():
+        together.wait()
+        started = time.monotonic()
+        for thread in threads:
+            thread.join()
+        return outcomes, time.monotonic() - started
+
+
+@contextmanager
+def _long_turns() -> Iterator[None]:
+    """Ranks are processes; threads that stand for them share one interpreter, and wait for it in turns of 5 ms.
+
+    A thousand that wake every 5 ms to ask for it leave the one that has it no processor: minutes on a busy machine.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
