@@ -16,6 +16,10 @@ from patches.lmcache_availability import protection, start
 from patches.lmcache_availability.connection import link_of
 from patches.lmcache_roster import attested
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`LoggingHandler` in `opentelemetry-sdk`:DeprecationWarning",  # LMCache's logging
+)
+
 
 def seam(original: Callable[..., Any]) -> Seam:
     return Seam("m:f", original, lambda: None)
