@@ -47,7 +47,12 @@ class CheckedConnector:
 
     def exists_sync(self, key: Any) -> bool:
         """As :meth:`exists`, from a thread that is not the loop's."""
-        return key.to_string() not in self._given_up and bool(self._inner.exists_sync(key))
+        if key.to_string() in self._given_up:
+            return False
+        if self._tier != "resp":
+            return bool(self._inner.exists_sync(key))
+        # LMCache's own question from another thread waits for ever where the answer comes before it is waited for.
+        return bool(asyncio.run_coroutine_threadsafe(self._inner.exists(key), self._inner.loop).result())
 
     async def put(self, key: Any, memory_obj: Any) -> None:
         """Seal and store."""

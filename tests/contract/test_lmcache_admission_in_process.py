@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -227,6 +228,27 @@ def test_of_many_damaged_objects_none_is_admitted_or_found_again(urls: dict[str,
             found.ref_count_down()
         gc.collect()  # what LMCache's own Redis connector has read in vain is the collector's to give back
         assert engine.memory.memory_allocator.pin_allocator.num_active_allocations == 0
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_of_resp_that_comes_before_it_is_waited_for_is_not_lost(
+    urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from patches.lmcache_admission.resp_client import RespClient
+
+    submit = RespClient.submit_batch_exists
+
+    def submit_and_pause(self: RespClient, keys: list[str]) -> int:
+        number = submit(self, keys)
+        time.sleep(0.2)
+        return number
+
+    with opened(urls["resp"]) as (engine, connector):
+        found = engine.random(1)
+        put(engine, connector, name(1), found)
+        monkeypatch.setattr(RespClient, "submit_batch_exists", submit_and_pause)
+        assert connector.exists_sync(name(1))
+        found.ref_count_down()
 
 
 def test_file_that_goes_between_reading_and_checking_is_a_miss_and_gives_its_memory_back(urls: dict[str, str]) -> None:
