@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+import timeit
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,9 +139,9 @@ def test_an_attestation_of_an_ended_process_is_not_alive(tmp_path: Path) -> None
 def test_a_roster_of_a_thousand_ranks_is_compared_in_well_under_a_second() -> None:
     expected = [{"role": Role.WORKER.value, "dp_rank": rank, "rank": 0} for rank in range(1000)]
     attested = [entry(member) for member in expected]
-    start = time.perf_counter()
     assert roster.compare(expected, attested) == []
-    spent = time.perf_counter() - start
+    # Of three: a collection over all that other tests have left takes longer than this.
+    spent = min(timeit.repeat(lambda: roster.compare(expected, attested), number=1, repeat=3))
     print(f"roster of 1,000 ranks compared in {spent * 1000:.1f} ms")
     assert spent < 0.5
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,9 +65,7 @@ def test_without_its_lmcache_server_a_server_stays_ready() -> None:
 
 def test_looking_at_a_hundred_members_takes_milliseconds() -> None:
     members = Members([entry(os.getpid())] * 100)
-    start = time.perf_counter()
-    members.look()
-    spent = time.perf_counter() - start
+    spent = min(timeit.repeat(members.look, number=1, repeat=3))
     print(f"100 members looked at in {spent * 1000:.1f} ms")
     assert spent < 0.1
 
