@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
+from support.patching import place_of
 
 from patches.framework.records import Seam
 from patches.lmcache_client_params import PATCH, wrappers
@@ -20,14 +20,6 @@ pytestmark = pytest.mark.filterwarnings(
 CHUNK = 128
 TOKENS = "lmcache.max_offload_tokens"
 BAD = ["many", "128", 128.5, -1, True, None, [128], {"n": 1}]
-
-
-def place_of(target: Any) -> tuple[Any, str]:
-    owner: Any = import_module(target.module)
-    *path, name = target.qualname.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    return owner, name
 
 
 @pytest.fixture(params=["patched", "stock"])

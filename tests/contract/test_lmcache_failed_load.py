@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
+from support.patching import place_of
 
 from patches.framework.records import Seam
 from patches.lmcache_failed_load import PATCH, wrappers
@@ -22,14 +22,6 @@ PROMPT = 11 * CHUNK - 8
 HIT = 7 * CHUNK
 STEP = 900
 """Tokens that a step computes: from one block, not to the end of one."""
-
-
-def place_of(target: Any) -> tuple[Any, str]:
-    owner: Any = import_module(target.module)
-    *path, name = target.qualname.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    return owner, name
 
 
 @pytest.fixture(params=["patched", "stock"])

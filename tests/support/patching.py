@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["calls", "patch_states", "take_back"]
+__all__ = ["calls", "patch_states", "place_of", "take_back"]
 
 
 def _application() -> Any:
     from patches.framework import process
 
     return process.start().application
+
+
+def place_of(target: Any) -> tuple[Any, str]:
+    """The object that holds what a patch's target names, and its attribute there."""
+    owner: Any = import_module(target.module)
+    *path, name = target.qualname.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    return owner, name
 
 
 def patch_states() -> dict[str, list[str]]:
