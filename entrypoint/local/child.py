@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from anyio import fail_after
+
 __all__ = ["Child"]
 
 _PR_SET_PDEATHSIG = 1
@@ -76,8 +78,9 @@ class Child:
         if self.running:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
-            except asyncio.TimeoutError:
+                with fail_after(grace_s):
+                    await self._process.wait()
+            except TimeoutError:
                 print(f"{self.name} did not end within {grace_s:.0f} s and is killed", file=sys.stderr, flush=True)
         self.kill()
         await self._process.wait()

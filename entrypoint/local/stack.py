@@ -12,6 +12,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from anyio import fail_after
+
 from entrypoint.local.child import Child
 from entrypoint.local.model import make_tiny_model
 from entrypoint.local.plan import CachePorts, Plan, cache_command, engine_command, engine_environment
@@ -96,8 +98,9 @@ class Stack:
         cache = await self._start_helper("the LMCache server", cache_command(self._plan, ports), log)
         answers = wait_for_cache(f"http://127.0.0.1:{ports.http}")
         try:
-            ended = await asyncio.wait_for(_first(cache.wait(), answers), CACHE_START_SECONDS)
-        except asyncio.TimeoutError:
+            with fail_after(CACHE_START_SECONDS):
+                ended = await _first(cache.wait(), answers)
+        except TimeoutError:
             raise self._cache_failed(cache, f"did not answer within {CACHE_START_SECONDS:.0f} s") from None
         if ended:
             raise self._cache_failed(cache, f"ended with exit code {await cache.wait()}")

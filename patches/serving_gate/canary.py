@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyio import fail_after
+
 from patches.framework import rundir, settings
 from patches.serving_gate.access import api_keys
 from patches.serving_gate.expected import served_dp_ranks
@@ -64,8 +66,10 @@ class Question:
         """None where every rank answered, else the first rank that did not, and why."""
         for rank in self.ranks:
             try:
-                problem = await asyncio.wait_for(self._ask(rank), self.within_s)
-            except asyncio.TimeoutError:
+                # Not asyncio.wait_for: before Python 3.12 it can lose the cancellation of its caller.
+                with fail_after(self.within_s):
+                    problem = await self._ask(rank)
+            except TimeoutError:
                 problem = f"no answer within {self.within_s:g} s"
             except Exception as error:  # noqa: BLE001 - whatever it is, the canary must fly again and not end unnoticed
                 problem = f"no answer that can be read ({type(error).__name__}: {error})"

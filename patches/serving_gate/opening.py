@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anyio import fail_after
+
 from patches.framework import log, rundir, settings
 from patches.framework.errors import EXIT_SMOKE_FAILED
 from patches.framework.selection import selected
@@ -93,8 +95,9 @@ class Opening:
         command = (sys.executable, "-P", "-m", "entrypoint.smoke", str(plan_file), str(found))
         battery = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
         try:
-            code = await asyncio.wait_for(battery.wait(), plan.timeout_s + _GRACE_S)
-        except asyncio.TimeoutError:
+            with fail_after(plan.timeout_s + _GRACE_S):
+                code = await battery.wait()
+        except TimeoutError:
             battery.kill()
             return _own_verdict("failed", plan, f"the smoke tests did not end within {plan.timeout_s:g} s")
         finally:
@@ -113,7 +116,8 @@ class Opening:
     async def _restore(self) -> None:
         """Smoke tests that broke off may have left the scheduler cutting prefills into blocks."""
         engines = self._app.state.engine_client.engine_core
-        await asyncio.wait_for(engines.call_utility_all_async("splint_probe", WHOLE), _GRACE_S)
+        with fail_after(_GRACE_S):
+            await engines.call_utility_all_async("splint_probe", WHOLE)
 
     async def _serve(self, verdict: Verdict) -> None:
         if self._first and verdict.status == "failed" and PROBE_PATCH in selected(settings.get("SPLINT_PATCHES")):

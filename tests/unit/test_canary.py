@@ -111,6 +111,20 @@ def test_it_flies_only_while_the_server_is_idle(tmp_path: Path) -> None:
     assert flights(tmp_path, lambda: False, 0.3) >= 2
 
 
+def test_it_ends_when_it_is_cancelled_the_moment_its_answer_comes(tmp_path: Path) -> None:
+    """With ``asyncio.wait_for`` of Python 3.11 the cancellation was lost: the server's end then waited for ever."""
+
+    async def scenario() -> bool:
+        async def answer(request: Request) -> Response:
+            flying.cancel()
+            return await well(request)
+
+        flying = asyncio.create_task(Canary(question(answer), lambda: False, tmp_path, 0.05).run())
+        return bool((await asyncio.wait([flying], timeout=1))[0])
+
+    assert asyncio.run(scenario())
+
+
 def test_a_canary_without_an_answer_makes_the_server_unready_until_one_comes(tmp_path: Path) -> None:
     readiness = Readiness(lambda *_: None)
 
