@@ -3,6 +3,8 @@
 from patches.framework.records import Exercise, Feature, Patch, Role, Target
 
 _WRAPPERS = "patches.kv_profile.wrappers"
+_EXCHANGING = "patches.kv_profile.exchanging"
+_WORKER = "vllm.v1.worker.gpu_worker"
 _PLANNING = "vllm.v1.core.kv_cache_utils"
 _SCHEDULERS = "generate_scheduler_kv_cache_config"
 
@@ -31,6 +33,9 @@ PATCH = Patch(
             "KVConnectorFactory.create_connector",
             f"{_WRAPPERS}:create_connector",
         ),
+        Target(_WORKER, "Worker.reload_weights", f"{_EXCHANGING}:reload_weights"),
+        Target(_WORKER, "Worker.start_weight_update", f"{_EXCHANGING}:start_weight_update"),
+        Target(_WORKER, "Worker.start_draft_weight_update", f"{_EXCHANGING}:start_weight_update"),
     ),
     roles=frozenset({Role.ENGINE_CORE, Role.WORKER}),
     retires="vLLM gives connectors an identity of its KV cache, in one form for scheduler and worker.",

@@ -23,7 +23,7 @@ from patches.lmcache_identity.layouts import layout_of
 from patches.lmcache_identity.profile import OPAQUE, RUN_TIME_SCALES, KVCacheProfile, KVGroup
 from patches.lmcache_identity.weights import weights_identity
 
-__all__ = ["canonical", "derive", "fp8_name", "groups_of", "normalised_cache_dtype"]
+__all__ = ["canonical", "derive", "fp8_name", "groups_of", "normalised_cache_dtype", "weights_of"]
 
 _NOT_THE_MODELS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
 """Fields of an HF configuration that say where it came from, not what the model is."""
@@ -54,7 +54,7 @@ def derive(config: Any) -> KVCacheProfile:
         cache_dtype=normalised_cache_dtype(cache.cache_dtype, _name(model.dtype), fnuz=_fnuz()),
         dtype=_name(model.dtype),
         layout=layout_of(release_of("vllm") or "unknown", on_cpu=_on_cpu()),
-        weights=_weights(model, config.load_config),
+        weights=weights_of(config),
         configuration=_configuration(model),
         weight_quantisation=_quantisation(model),
         scales=RUN_TIME_SCALES if getattr(cache, "calculate_kv_scales", False) else "checkpoint",
@@ -97,6 +97,15 @@ def _on_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
+
+
+def weights_of(config: Any) -> str:
+    """Identity of the weights where ``config``, vLLM's ``VllmConfig``, says that they lie, as they lie there now.
+
+    Raises:
+        ProfileError: they have none.
+    """
+    return _weights(config.model_config, config.load_config)
 
 
 def _weights(model: Any, load: Any) -> str:

@@ -66,6 +66,17 @@ def test_every_kv_format_that_vllm_knows_has_keys_of_its_own(answers: Any) -> No
     assert {"fp8_e5m2", "nvfp4", "int4_per_token_head", "turboquant_k8v4"} <= set(keys)
 
 
+def test_weights_that_are_exchanged_in_a_running_engine_are_refused(answers: Any) -> None:
+    """LMCache's keys name the weights that the engine started with. They may be read anew, as after a sleep."""
+    found = answers["weights_exchanged_in_a_running_engine"]
+    reached = {"the same files", "a trainer, no cache", "another folder, no cache"}
+    assert {way for way, (said, _) in found.items() if said == "started"} == reached
+    assert {way for way, (_, got_there) in found.items() if got_there} == reached
+    for way in set(found) - reached:
+        assert "KV of the old weights would be found, and that of the new ones stored" in found[way][0]
+    assert "a reload of index:" in found["files changed since the start"][0]
+
+
 def test_engines_of_both_transfer_modes_have_keys_of_their_own(answers: Any) -> None:
     keys = answers["keys_of_transfer_modes"]
     assert keys["nothing"] == keys["auto"] == keys["its own"]

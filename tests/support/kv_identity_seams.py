@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -368,6 +369,42 @@ def adapters_under_one_path(model: str, folder: Path) -> Any:
     return keys | {"loaded without LMCache": engine.key(lora_request=unread)}
 
 
+def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
+    """What vLLM's own worker says of each way, and which of them reached the model."""
+    from types import SimpleNamespace
+    from unittest.mock import MagicMock
+
+    from vllm.v1.worker.gpu_worker import Worker
+
+    folder /= "weights"
+    shutil.copytree(model, folder)
+
+    def exchange(method: str, *args: Any, without: bool = False, **kwargs: Any) -> tuple[str, bool]:
+        worker, reached = object.__new__(Worker), MagicMock()
+        worker.vllm_config = Engine(str(folder), **({"kv_transfer_config": None} if without else {})).config
+        if change is not None:
+            change()
+        worker.model_runner, worker.weight_transfer_engine = SimpleNamespace(reload_weights=reached), reached
+        worker._weight_update_active = worker._weight_update_is_draft = False
+        worker._set_draft_weight_update_target = reached
+        said = _said(lambda: getattr(worker, method)(*args, **kwargs))
+        return said, bool(reached.mock_calls)
+
+    change: Callable[[], Any] | None = None
+    found = {
+        "the same files": exchange("reload_weights"),
+        "another folder": exchange("reload_weights", weights_path=model),
+        "an iterator": exchange("reload_weights", iter(())),
+        "a trainer": exchange("start_weight_update"),
+        "a trainer, of the draft": exchange("start_draft_weight_update"),
+        "a trainer, no cache": exchange("start_weight_update", without=True),
+        "another folder, no cache": exchange("reload_weights", None, model, without=True),
+    }
+    (file,) = folder.glob("*.safetensors")
+    change = partial(file.write_bytes, file.read_bytes() + b"\0")
+    return found | {"files changed since the start": exchange("reload_weights")}
+
+
 def _hub_adapter() -> Any:
     from vllm.lora.request import LoRARequest
 
@@ -530,6 +567,7 @@ SCENARIOS = (
     prompt_embeddings_are_neither_looked_up_nor_stored,
     adapters_by_content,
     adapters_under_one_path,
+    weights_exchanged_in_a_running_engine,
     keys_of_the_in_process_path,
     requests_of_the_in_process_path,
     time_of_key_making,

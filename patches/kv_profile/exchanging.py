@@ -1,0 +1,72 @@
+"""Weights exchanged in a running engine with LMCache: its keys would go on naming those that it started with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from patches.framework import log, process
+from patches.framework.errors import EnvironmentRefusedError
+from patches.framework.records import Seam
+from patches.lmcache_identity.carrying import carried, uses_lmcache
+from patches.lmcache_identity.deriving import weights_of
+
+__all__ = ["reload_weights", "start_weight_update"]
+
+
+def reload_weights(seam: Seam) -> Callable[..., None]:
+    """A worker reads its weights anew: from where they came, which must hold what it held, and from nowhere else."""
+    original = seam.original
+
+    @wraps(original)
+    def reload(self: Any, *args: Any, **kwargs: Any) -> None:
+        seam.count()
+        if uses_lmcache(self.vllm_config):
+            source = (*args[:2], kwargs.get("weights_iterator"), kwargs.get("weights_path"))
+            if any(given is not None for given in source):
+                _refuse("a reload from elsewhere than the engine's own model")
+            else:
+                _require_the_same(self.vllm_config)
+        original(self, *args, **kwargs)
+
+    return reload
+
+
+def start_weight_update(seam: Seam) -> Callable[..., None]:
+    """A trainer is about to send weights to a worker, for the model or for its draft."""
+    original = seam.original
+
+    @wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        seam.count()
+        if uses_lmcache(self.vllm_config):
+            _refuse("a weight update")
+        original(self, *args, **kwargs)
+
+    return start
+
+
+def _require_the_same(config: Any) -> None:
+    profile = carried(config)
+    now = weights_of(config)
+    if profile is not None and now != profile.weights:
+        _refuse(f"a reload of {now} over {profile.weights}")
+
+
+def _refuse(what: str) -> None:
+    """The call fails and the engine goes on as it is; in report mode it is only said.
+
+    Raises:
+        EnvironmentRefusedError: in enforce mode.
+    """
+    error = EnvironmentRefusedError(
+        f"{what}, in an engine with LMCache: KV of the old weights would be found, and that of the new ones stored,"
+        " under the old ones' keys",
+        "the weights that the engine started with",
+        "Start the engine anew with the new weights in a folder of their own or with their commit, or without LMCache.",
+    )
+    current = process.current()
+    if current is None or current.enforcing:
+        raise error
+    log.tell("weights", f"{error}")
