@@ -1,4 +1,8 @@
-"""The supervising parent above small real process trees that play vLLM's parts. Times are a tenth of the real ones."""
+"""The supervising parent above small real process trees that play vLLM's parts.
+
+Times that run out are a tenth of the real ones, so that the tests are quick. A play that is to end by itself, before its
+time is up, gets :data:`PATIENT` times: on a busy machine a process may stand still for a second or two.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,12 @@ tenth = lambda granted: outcome.Patience(granted.until_term / 10, granted.until_
 outcome._PATIENCE = {end: tenth(granted) for end, granted in outcome._PATIENCE.items()}
 outcome.TEARDOWN_S = .5
 parent._LOOK_EVERY_S = parent._ORPHANS_S = parent._SAME_REQUEST_S = clearing._AFTER_TERM_S = .1
+clearing._AFTER_KILL_S = clearing._TRACKERS_S = 30  # both are over as soon as the processes are
+"""
+PATIENT = """
+outcome._PATIENCE = dict.fromkeys(outcome._PATIENCE, outcome.Patience(60, 120))
+outcome._PATIENCE[outcome.End.STOPPED] = outcome.Patience(0, 120)
+outcome.TEARDOWN_S = parent._SAME_REQUEST_S = 60
 """
 PLAY = """
 run = pathlib.Path(os.environ["SPLINT_RUN_DIR"])
@@ -47,6 +57,7 @@ def start(body):
     return pid
 def engine(): attest("engine_core", dp_rank=1); rest()
 def on(number, body): signal.signal(number, lambda *_: body())
+def go_on(): sys.stdin.read()
 """
 
 
@@ -85,7 +96,7 @@ class Play:
         self.process.communicate("x")
 
     def end(self) -> int:
-        return self.process.wait(15)
+        return self.process.wait(60)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.send(number)
@@ -130,7 +141,7 @@ def _sweep(play: Play) -> None:
 
 
 def _until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -170,10 +181,8 @@ def member(): stubborn(); attest({role!r}, dp_rank=1, rank=0); rest()
 def above(): stubborn(); start(member); say("above"); rest()
 stubborn(); start(above); say("main"); rest()""")
     play.wait_for(role, "above", "main")
-    began = time.monotonic()
     play.send(signal.SIGKILL, role)
     assert play.end() == 1
-    assert time.monotonic() - began < 5
     assert f"splint: {role} dp rank 1, rank 0 (pid {play.pids[role]}) ended unasked, killed by SIGKILL" in play.stderr
     assert play.left() == {}
 
@@ -194,15 +203,16 @@ def test_killed_member_is_noticed_without_pidfds(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("own", "code"), [(0, 1), (7, 7)])
 def test_main_process_that_ends_after_a_death_keeps_only_a_failing_code(stage: Stage, own: int, code: int) -> None:
-    play = stage(f"pid = start(engine); os.waitpid(pid, 0); sys.exit({own})")
+    play = stage(f"pid = start(engine); os.waitpid(pid, 0); sys.exit({own})", before=PATIENT)
     play.wait_for("engine_core")
     play.send(signal.SIGKILL, "engine_core")
     assert play.end() == code
 
 
 def test_success_that_nobody_asked_for_is_none_once_an_engine_was_up(stage: Stage) -> None:
-    play = stage("start(engine); time.sleep(.3); sys.exit(0)")
+    play = stage("start(engine); go_on(); sys.exit(0)")
     play.wait_for("engine_core")
+    play.let_on()
     assert play.end() == 1
     assert "nobody asked it to" in play.stderr
     assert play.left() == {}
@@ -218,7 +228,7 @@ stubborn(); {told}; start(core); say("main"); rest()""")
     play.wait_for("main", "engine_core", "worker")
     began = time.monotonic()
     assert play.stop(number) == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30, "the drain, which is 60 s"
     assert play.left() == {}
     assert "ended unasked" not in play.stderr
 
@@ -226,7 +236,7 @@ stubborn(); {told}; start(core); say("main"); rest()""")
 def test_main_process_is_sent_sigterm_and_may_end_in_order(stage: Stage) -> None:
     play = stage("""
 def ordered(): os.kill(core, signal.SIGTERM); os.waitpid(core, 0); say("ordered"); sys.exit(0)
-core = start(engine); on(signal.SIGTERM, ordered); phase("serving", drain_s=0); say("main"); rest()""")
+core = start(engine); on(signal.SIGTERM, ordered); phase("serving", drain_s=0); say("main"); rest()""", before=PATIENT)
     play.wait_for("main", "engine_core")
     assert play.stop(signal.SIGINT) == 0
     play.wait_for("ordered")
@@ -240,7 +250,7 @@ on(signal.SIGTERM, drain); {told}; say("main"); rest()"""
 
 @pytest.mark.parametrize("phase", ["serving", "draining"])
 def test_requests_in_flight_get_their_drain(stage: Stage, phase: str) -> None:
-    play = stage(DRAINING.format(seconds=1.2, told=f"phase('{phase}', drain_s=1)"))
+    play = stage(DRAINING.format(seconds=1.2, told=f"phase('{phase}', drain_s=60)"))
     play.wait_for("main")
     assert play.stop() == 0
     play.wait_for("drained")
@@ -257,17 +267,17 @@ def test_drain_that_does_not_end_is_cut_off_and_told_in_the_code(stage: Stage) -
 def test_server_that_tells_no_phase_gets_the_drain_of_its_command_line(
     stage: Stage, flags: list[str], environ: dict[str, str]
 ) -> None:
-    play = stage(DRAINING.format(seconds=1.2, told="pass"), *flags, "--shutdown-timeout", "1", **environ)
+    play = stage(DRAINING.format(seconds=1.2, told="pass"), *flags, "--shutdown-timeout", "60", **environ)
     play.wait_for("main")
     assert play.stop() == 0
     play.wait_for("drained")
 
 
-@pytest.mark.parametrize(("selection", "code"), [("all", 0), ("-graceful_drain", 143)])
+@pytest.mark.parametrize(("selection", "seconds", "code"), [("all", 1.2, 0), ("-graceful_drain", 60, 143)])
 def test_headless_server_gets_the_default_drain_unless_that_patch_is_left_out(
-    stage: Stage, selection: str, code: int
+    stage: Stage, selection: str, seconds: float, code: int
 ) -> None:
-    play = stage(DRAINING.format(seconds=1.2, told="pass"), "--headless", SPLINT_PATCHES=selection)
+    play = stage(DRAINING.format(seconds=seconds, told="pass"), "--headless", SPLINT_PATCHES=selection)
     play.wait_for("main")
     assert play.stop() == code
 
@@ -280,11 +290,11 @@ def test_second_request_kills_at_once(stage: Stage) -> None:
     time.sleep(0.2)  # longer than two signals of one request are apart
     began = time.monotonic()
     assert play.stop(signal.SIGINT) == 143
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30, "the drain, which is 60 s"
 
 
 def test_one_request_sent_twice_is_no_second_request(stage: Stage) -> None:
-    play = stage(DRAINING.format(seconds=0.5, told="phase('serving', drain_s=60)"))
+    play = stage(DRAINING.format(seconds=0.5, told="phase('serving', drain_s=60)"), before=PATIENT)
     play.wait_for("main")
     play.send(signal.SIGTERM)
     play.send(signal.SIGINT)
@@ -296,8 +306,9 @@ VERDICT = "rundir.write_json(run / 'verdict.json', {'status': 'failed'}); say('m
 
 
 def test_failed_smoke_tests_end_the_server(stage: Stage) -> None:
-    play = stage(f"start(engine); stubborn(); {VERDICT}")
-    play.wait_for("main", "engine_core")
+    play = stage(f"start(engine); stubborn(); go_on(); {VERDICT}")
+    play.wait_for("engine_core")
+    play.let_on()
     assert play.end() == 70
     assert play.stderr.splitlines()[-1] == "splint: ended because the smoke tests failed; their verdict stands above"
     assert play.left() == {}
@@ -322,7 +333,7 @@ REFUSING = "pids = [start(refuse), start(refuse)]; [os.waitpid(pid, 0) for pid i
 
 
 def test_refusal_is_told_once_and_last(stage: Stage) -> None:
-    play = stage(f"{REFUSING}; raise RuntimeError('Engine core initialization failed')")
+    play = stage(f"{REFUSING}; raise RuntimeError('Engine core initialization failed')", before=PATIENT)
     play.wait_for("main")
     assert play.end() == 78
     assert play.stderr.splitlines()[-4:] == [
@@ -479,7 +490,7 @@ def test_broken_files_and_a_lost_run_directory_do_no_harm(stage: Stage, tmp_path
     play = stage("""
 for name in ("roster/1.json", "roster/x.json", "roster/2.json", "phase.json", "verdict.json", "refused.json"):
     (run / name).write_text("[1, 2" if "2" in name else '{"role"')
-say("main"); rest()""")
+say("main"); rest()""", before=PATIENT)
     play.wait_for("main")
     (folder,) = tmp_path.glob("splint-*")
     time.sleep(0.3)  # three looks
