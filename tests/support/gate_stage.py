@@ -34,7 +34,7 @@ def config(**parallel: Any) -> Any:
     return SimpleNamespace(parallel_config=SimpleNamespace(**usual | parallel), model_config=model, shutdown_timeout=5)
 
 
-def until(look: Callable[[], Any], within_s: float = 5.0) -> Any:
+def until(look: Callable[[], Any], within_s: float = 30.0) -> Any:
     """What ``look`` says once it says something, or at the end of the time."""
     deadline = time.monotonic() + within_s
     while not (found := look()) and time.monotonic() < deadline:

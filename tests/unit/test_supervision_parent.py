@@ -1,7 +1,7 @@
 """The supervising parent above small real process trees that play vLLM's parts.
 
-Times that run out are a tenth of the real ones, so that the tests are quick. A play that is to end by itself, before its
-time is up, gets :data:`PATIENT` times: on a busy machine a process may stand still for a second or two.
+Times that run out are a tenth of the real ones, so that the tests are quick. A play that is to end by itself before its
+time is up gets :data:`PATIENT` times: on a busy machine a process may stand still for a second or two.
 """
 
 from __future__ import annotations
@@ -234,9 +234,12 @@ stubborn(); {told}; start(core); say("main"); rest()""")
 
 
 def test_main_process_is_sent_sigterm_and_may_end_in_order(stage: Stage) -> None:
-    play = stage("""
+    play = stage(
+        """
 def ordered(): os.kill(core, signal.SIGTERM); os.waitpid(core, 0); say("ordered"); sys.exit(0)
-core = start(engine); on(signal.SIGTERM, ordered); phase("serving", drain_s=0); say("main"); rest()""", before=PATIENT)
+core = start(engine); on(signal.SIGTERM, ordered); phase("serving", drain_s=0); say("main"); rest()""",
+        before=PATIENT,
+    )
     play.wait_for("main", "engine_core")
     assert play.stop(signal.SIGINT) == 0
     play.wait_for("ordered")
@@ -487,10 +490,13 @@ def test_hang_up_stays_ignored_under_nohup(stage: Stage) -> None:
 
 
 def test_broken_files_and_a_lost_run_directory_do_no_harm(stage: Stage, tmp_path: Path) -> None:
-    play = stage("""
+    play = stage(
+        """
 for name in ("roster/1.json", "roster/x.json", "roster/2.json", "phase.json", "verdict.json", "refused.json"):
     (run / name).write_text("[1, 2" if "2" in name else '{"role"')
-say("main"); rest()""", before=PATIENT)
+say("main"); rest()""",
+        before=PATIENT,
+    )
     play.wait_for("main")
     (folder,) = tmp_path.glob("splint-*")
     time.sleep(0.3)  # three looks
