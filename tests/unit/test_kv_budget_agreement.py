@@ -14,7 +14,7 @@ from support.simulated_ranks import BLOCK_SIZE, BYTES_PER_BLOCK, Outcome, hello,
 
 from patches.framework import settings
 from patches.framework.errors import BudgetError, SettingError
-from patches.kv_budget import agreement, wrappers
+from patches.kv_budget import agreement, channel, wrappers
 from patches.kv_budget.agreement import Agreement
 from patches.kv_budget.channel import Channel
 from patches.kv_budget.decision import decide, describe
@@ -91,27 +91,35 @@ def test_equal_flags_with_zero_dummy_ids_point_at_the_routing() -> None:
     assert "another process on cuda:1" in describe(ranks)
 
 
+@pytest.fixture
+def heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DP0 does not stay for ranks that never hear."""
+    monkeypatch.setattr(channel, "HEARD_WITHIN_S", 0.2)
+
+
+@pytest.mark.usefixtures("heard_at_once")
 def test_a_rank_that_never_reports_is_named_to_all_others() -> None:
     ranks = [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(4)]
-    outcomes, seconds = simulate(ranks, silent=[2], timeout_s=1.0)
-    assert seconds < 5
+    outcomes, seconds = simulate(ranks, silent=[2], timeout_s=3.0)
+    assert seconds < 20, "the patience of who waits for DP0's answer, which is longer"
     for rank in (0, 1, 3):
-        assert "DP2 did not report within 1 s (hello, missing ranks [2])" in str(outcomes[rank].error)
+        assert "DP2 did not report within 3 s (hello, missing ranks [2])" in str(outcomes[rank].error)
 
 
+@pytest.mark.usefixtures("heard_at_once")
 def test_so_it_is_where_dp0_itself_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """DP1 waits since before DP0 began to: it must neither give up first nor blame DP0."""
-    monkeypatch.setattr(agreement, "ANSWER_GRACE_S", 0.5)
+    monkeypatch.setattr(agreement, "ANSWER_GRACE_S", 2.0)
 
     def late(rank: int) -> Hello:
-        time.sleep(0 if rank else 1.5)
+        time.sleep(0 if rank else 2.5)
         return hello(rank)
 
     outcomes, _ = simulate(
-        [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(3)], silent=[2], timeout_s=2.0, greet=late
+        [measurement(rank, [BYTES_PER_BLOCK]) for rank in range(3)], silent=[2], timeout_s=4.5, greet=late
     )
     for outcome in outcomes[:2]:
-        assert "DP2 did not report within 2 s (hello, missing ranks [2])" in str(outcome.error)
+        assert "DP2 did not report within 4.5 s (hello, missing ranks [2])" in str(outcome.error)
 
 
 def test_a_rank_that_takes_no_part_is_missed_before_the_long_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +281,6 @@ def test_the_cost_of_agreeing_grows_linearly_and_stays_small() -> None:
         "simulated DP ranks, seconds to agree: "
         + ", ".join(f"{size}: {seconds[size]:.2f} ({cpu[size] * 1e3:.0f} ms of all processors)" for size in seconds)
     )
-    assert seconds[64] < 1
-    assert seconds[1024] < 10
+    assert seconds[64] < 2
+    assert seconds[1024] < 20
     assert cpu[1024] / cpu[64] < 16 * 3

@@ -26,11 +26,25 @@ def seconds(ranks: list[Channel], what: str, but: int | None = None) -> float:
     return time.monotonic() - started
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DP0 waits for comes, however busy the machine is."""
+    monkeypatch.setattr(channel, "HEARD_WITHIN_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_dp0_stays_until_the_last_rank_has_heard(ranks: list[Channel]) -> None:
+    begun: list[str] = []
+
+    def hear_late() -> None:
+        begun.append(END)
+        ranks[2].heard(END)
+
     ranks[1].heard(END)
-    late = threading.Timer(0.3, ranks[2].heard, [END])
+    late = threading.Timer(0.3, hear_late)
     late.start()
-    assert 0.25 < seconds(ranks, END) < 1.5
+    assert seconds(ranks, END) < 30
+    assert begun, "DP0 did not stay"
     late.join()
 
 
@@ -45,6 +59,7 @@ def test_what_was_heard_before_does_not_count_for_what_comes_later(
     assert seconds(ranks, END) > 0.25
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_rank_that_failed_is_not_waited_for(ranks: list[Channel]) -> None:
     ranks[1].heard(END)
-    assert seconds(ranks, END, but=2) < 1.0
+    assert seconds(ranks, END, but=2) < 30

@@ -19,8 +19,8 @@ from torch.distributed import TCPStore
 from patches.kv_budget.channel import Channel
 
 SIZE = 3
-LIMIT_S = 5.0
-START_S = 60.0
+LIMIT_S = 20.0
+START_S = 240.0
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch.distributed"])
 
