@@ -186,7 +186,7 @@ def test_plain_vllm_serve_obeys(tmp_path: Path, command: list[str], seen: list[s
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     ended = subprocess.run(
         [sys.executable, *command], env={**kept, "PYTHONPATH": path, "SPLINT_KV_DTYPE": "fp8_e5m2"}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=20, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert json.loads(ended.stdout) == seen, ended.stderr
 
@@ -195,7 +195,7 @@ def test_plain_vllm_serve_refuses_another_dtype() -> None:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SPLINT_")}
     ended = subprocess.run(
         [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "m", "--kv-cache-dtype", "fp8"],
-        env={**kept, "SPLINT_KV_DTYPE": "bfloat16"}, capture_output=True, text=True, timeout=20, check=False,
+        env={**kept, "SPLINT_KV_DTYPE": "bfloat16"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 78
     assert ended.stderr.startswith("splint: SPLINT_KV_DTYPE=bfloat16 and --kv-cache-dtype fp8; wanted")

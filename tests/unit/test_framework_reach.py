@@ -123,7 +123,7 @@ def start(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Start a command of vLLM; it must end before vLLM is imported."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("SPLINT_", "VLLM_", "LMCACHE_"))}
     return subprocess.run(
-        [sys.executable, *words], env={**kept, **env}, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, *words], env={**kept, **env}, capture_output=True, text=True, timeout=120, check=False
     )
 
 

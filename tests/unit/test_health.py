@@ -237,7 +237,7 @@ def supervised(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         running.append(process)
         assert process.stdout is not None
         assert process.stdout.read(2) == b"up"
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not (folder / living.SUPERVISOR).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         return folder
@@ -245,7 +245,7 @@ def supervised(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield start
     for process in running:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
 

@@ -165,7 +165,7 @@ def test_a_driver_that_hangs_is_left_behind(on_gpus: MakeSubject, monkeypatch: p
     monkeypatch.setattr(nvidia, "LIMIT_S", 0.3)
     start = time.monotonic()
     subject = on_gpus(script="#!/bin/sh\nsleep 60\n")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert "no end after 0.3 s; killed" in str(subject.unreadable)
 
 
@@ -281,16 +281,16 @@ def ended(pid: int, within_s: float) -> bool:
 
 
 def test_a_wedged_probe_is_killed_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "LIMIT_S", 1.0)
+    monkeypatch.setattr(matmul, "LIMIT_S", 5.0)
     code = f"""
 import subprocess, time
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sleep", "600"])
 open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-time.sleep(60)
+time.sleep(600)
 """
-    with pytest.raises(CheckFailedError, match="cpu: no end after 1 s; killed"):
+    with pytest.raises(CheckFailedError, match="cpu: no end after 5 s; killed"):
         matmul.one(sabotaged(tmp_path, code), "cpu")
-    assert ended(int((tmp_path / "pid").read_text()), within_s=10)
+    assert ended(int((tmp_path / "pid").read_text()), within_s=30)
 
 
 def test_a_probe_that_says_nothing_has_failed(tmp_path: Path) -> None:

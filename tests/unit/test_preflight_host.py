@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -319,7 +320,7 @@ def test_the_setting_counts_as_the_flag() -> None:
 # --- the runner and `splint serve`
 
 
-def check(run: Any, severity: str = REFUSE, limit_s: float = 5.0, name: str = "one") -> Check:
+def check(run: Any, severity: str = REFUSE, limit_s: float = 30.0, name: str = "one") -> Check:
     return Check(name, "It holds.", severity, limit_s, always, run)
 
 
@@ -337,7 +338,7 @@ def test_a_failure_counts_as_its_check_says(severity: str, status: str) -> None:
 def test_a_check_that_hangs_fails_at_its_limit_and_says_how_to_leave_it_out() -> None:
     start = time.monotonic()
     [result] = runner.run(subject(), [check(lambda _: time.sleep(30), limit_s=0.2)])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert result.status == "failed"
     assert "SPLINT_PREFLIGHT=-one" in result.reason
 
@@ -359,14 +360,14 @@ def test_a_check_that_breaks_before_it_knows_whether_it_applies_fails_and_the_ot
 
 
 def test_checks_run_side_by_side_and_are_told_in_order() -> None:
+    all_at_once = threading.Barrier(8)
+
     def wait(_: Subject) -> Evidence:
-        time.sleep(0.3)
+        all_at_once.wait(30)
         return {}
 
-    start = time.monotonic()
-    results = list(runner.run(subject(), [check(wait, name=str(n)) for n in range(8)]))
-    assert time.monotonic() - start < 1.5
-    assert [result.id for result in results] == [str(n) for n in range(8)]
+    results = list(runner.run(subject(), [check(wait, limit_s=60.0, name=str(n)) for n in range(8)]))
+    assert [(result.id, result.status) for result in results] == [(str(n), "passed") for n in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -421,7 +422,7 @@ def test_a_server_that_is_told_to_end_in_its_preflight_ends_well(tmp_path: Path,
     """A stand-in for torch says that the probe runs, and hangs."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(
-        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     os.mkfifo(tmp_path / "pid")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
@@ -433,8 +434,8 @@ def test_a_server_that_is_told_to_end_in_its_preflight_ends_well(tmp_path: Path,
         probe = int((tmp_path / "pid").read_text())
         watched = os.pidfd_open(probe)
         server.send_signal(number)
-        assert server.wait(10) == 0
-        assert select.select([watched], [], [], 10)[0], "the probe outlives its server"
+        assert server.wait(60) == 0
+        assert select.select([watched], [], [], 60)[0], "the probe outlives its server"
         os.close(watched)
 
 

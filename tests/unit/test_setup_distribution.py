@@ -49,7 +49,7 @@ def run(python: Path, code: str, **environment: str) -> subprocess.CompletedProc
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPLINT_", "PYTHON"))}
     command = [str(python), "-P", "-c", code]
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd="/", env={**clean, **environment}, timeout=30
+        command, check=True, capture_output=True, text=True, cwd="/", env={**clean, **environment}, timeout=120
     )
 
 
@@ -95,7 +95,9 @@ def run_line(site: Path, **environment: str) -> subprocess.CompletedProcess[str]
     code = f"import site, sys; sys.path.insert(0, {str(site)!r}); site.addsitedir({str(site)!r})"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPLINT_", "PYTHON"))}
     command = [sys.executable, "-S", "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env={**clean, **environment}, timeout=30)
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**clean, **environment}, timeout=120
+    )
 
 
 def test_the_line_starts_the_bootstrap(site: Path) -> None:
