@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from entrypoint.smoke.checks.parallel import AT_ONCE, COMPARED
 from patches.serving_gate.plan import SmokePlan
 
 __all__ = ["BLOCK", "CHUNK", "PLAN", "SECRET", "Engine", "listening"]
@@ -31,7 +32,7 @@ class Engine:
     external: set[str] = field(default_factory=set)
     counters: Counter[tuple[str, int]] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    never: threading.Event = field(default_factory=threading.Event)
+    at_once: threading.Barrier = field(default_factory=lambda: threading.Barrier(AT_ONCE))
     chat_template: bool = True
     counts: bool = True
     max_logprobs: int = 20
@@ -56,6 +57,7 @@ class Engine:
     miscounts: bool = False
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     context: int = 512
+    before: int = 0
     crowd: list[list[int]] = field(default_factory=list)
     turn: int = 0
     names: tuple[str, ...] = ("tiny",)
@@ -115,16 +117,17 @@ class Engine:
         }  # fmt: skip
 
     def of_whom(self, prompt: list[int]) -> list[int]:
-        """The prompt, or where answers are mixed up that of another request of the same moment."""
+        """The prompt, or where answers are mixed up that of another of the requests that are made at once."""
         if not self.mixes_up:
             return prompt
         with self.lock:
-            crowd, place = self.crowd, len(self.crowd)
-            crowd.append(prompt)
-        self.never.wait(0.03)
-        with self.lock:
-            self.crowd = []
-            return crowd[(place + 1) % len(crowd)]
+            if self.before < COMPARED:
+                self.before += 1
+                return prompt
+            place = len(self.crowd)
+            self.crowd.append(prompt)
+        self.at_once.wait(30)
+        return self.crowd[(place + 1) % AT_ONCE]
 
     def text(self, generated: list[int], stop: str | None) -> tuple[str, str]:
         """One letter a token, up to the stop string, and the finish reason."""

@@ -301,7 +301,7 @@ def test_a_check_that_hangs_is_left_behind_in_time(monkeypatch: pytest.MonkeyPat
     hangs = Check("hangs", "Nothing.", lambda _: None, lambda _: {"released": released.wait(60)}, share=0.0)
     verdict = battery.run(Context(PLAN, Server(PLAN)), [hangs])
     released.set()
-    assert (verdict.status, verdict.seconds < 5) == ("failed", True)
+    assert (verdict.status, verdict.seconds < 30) == ("failed", True)
     assert "no result after" in verdict.checks[0].reason
 
 
