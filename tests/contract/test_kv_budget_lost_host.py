@@ -17,7 +17,8 @@ from patches.kv_budget.lifeline import SILENT_S
 
 QUICK = "1,1,1"
 QUICK_S = 2
-SLACK_S = 2.5
+SLACK_S = 8.0
+"""On a busy machine; with :data:`QUICK_S` still less than the usual :data:`SILENT_S`."""
 
 
 def _two_hosts() -> str:
@@ -40,7 +41,7 @@ def lose(rank: int, *keepalive: str) -> list[tuple[str, float]]:
     command = [*COMMAND, sys.executable, "-m", "support.lost_host", str(rank), *keepalive]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     found: list[Any] = json.loads(ended.stdout.splitlines()[-1])

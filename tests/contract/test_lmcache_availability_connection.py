@@ -20,7 +20,7 @@ from support.servers import free_port
 from patches.framework import process, tallies
 from patches.framework.errors import EnvironmentRefusedError
 from patches.framework.records import Seam
-from patches.lmcache_availability import PATCH
+from patches.lmcache_availability import PATCH, limits
 from patches.lmcache_availability.connection import link_of
 from patches.lmcache_availability.link import ServerUnavailableError
 
@@ -36,7 +36,13 @@ pytestmark = [
 
 CHUNK = 128
 BLOCKS = 16
-LIMIT_S = 1.0
+LIMIT_S = PREFETCH_S = 3.0
+TRANSFER_S = 1.5
+"""Longer than usual: a live server that gets no processor for a second or two is to be waited for, not given up."""
+AT_ONCE_S = 1.4
+"""Less than any of the limits: what ends within it was not waited for."""
+SLACK_S = 15.0
+"""What a busy machine may add to a limit. Without the guards it is minutes, or for ever."""
 USUAL = ("--chunk-size", str(CHUNK), "--supported-transfer-mode", "auto")
 
 
@@ -65,6 +71,17 @@ def patched() -> Iterator[None]:
             seam = Seam(target.name, vars(owner)[attribute], lambda: None)
             patcher.setattr(owner, attribute, getattr(importlib.import_module(module), factory)(seam))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited() -> Iterator[None]:
+    """The limits of this module instead of the usual ones."""
+    with pytest.MonkeyPatch.context() as patcher:
+        for name, seconds in (("LOOKUP", LIMIT_S), ("PREFETCH", PREFETCH_S), ("TRANSFER", TRANSFER_S)):
+            patcher.setenv(f"SPLINT_LMCACHE_{name}_TIMEOUT_S", str(seconds))
+        limits.limit_s.cache_clear()
+        yield
+    limits.limit_s.cache_clear()
 
 
 @pytest.fixture
@@ -110,7 +127,7 @@ class Cache:
             self.flags = flags
             self.process = SERVERS.Process(target=main, args=(self.command(),), daemon=True)
             self.process.start()
-            until(self.accepts, 60)
+            until(self.accepts, 240)
         return self
 
     def command(self) -> list[str]:
@@ -221,7 +238,7 @@ def operation(first_token: int, blocks: list[int]) -> Any:
     return LoadStoreOp(list(range(first_token, first_token + count)), [blocks], 0, count)
 
 
-def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
+def until(true: Callable[[], Any], limit_s: float = 60.0) -> float:
     """Seconds until ``true()``; fails after the limit."""
     start = time.monotonic()
     while not true():
@@ -230,7 +247,7 @@ def until(true: Callable[[], Any], limit_s: float = 20.0) -> float:
     return time.monotonic() - start
 
 
-def looked_up(scheduler: Any, request_id: str, limit_s: float = 20.0) -> tuple[int, float]:
+def looked_up(scheduler: Any, request_id: str, limit_s: float = 60.0) -> tuple[int, float]:
     """Tokens that a look-up found, and the seconds it took."""
     found: list[int] = []
 
@@ -260,17 +277,18 @@ def test_lookup_that_a_stopped_server_does_not_answer_is_given_up_in_time(cache:
         scheduler.maybe_submit_lookup_request("silent", tokens())
         found, seconds = looked_up(scheduler, "silent")
         assert found == 0
-        assert seconds < LIMIT_S + 0.3
+        assert seconds < LIMIT_S + SLACK_S
         assert not scheduler.is_healthy
         for _ in range(3):  # as the scheduler does while a request waits for blocks
             scheduler.maybe_submit_lookup_request("while away", tokens())
-        assert looked_up(scheduler, "while away")[1] < 0.1
+        assert looked_up(scheduler, "while away")[1] < AT_ONCE_S
         scheduler.check_lookup_result("silent")
         assert gained(before, "lmcache_misses lookup_unanswered") == 1
         assert gained(before, "lmcache_misses server_away") == 1
-    assert until(lambda: scheduler.is_healthy) < 2
+    until(lambda: scheduler.is_healthy)
     scheduler.maybe_submit_lookup_request("after", tokens())
-    assert looked_up(scheduler, "after")[1] < 0.5
+    assert looked_up(scheduler, "after")[1] < LIMIT_S
+    assert gained(before, "lmcache_misses") == 2, "no more than those two"
     assert gained(before, "lmcache_outages silent") == 1
 
 
@@ -330,7 +348,7 @@ def test_lookup_that_the_server_does_not_finish_is_given_up_and_its_locks_given_
         scheduler.maybe_submit_lookup_request("slow", tokens(first=first))
         found, seconds = looked_up(scheduler, "slow")
         assert found == 0
-        assert 2.0 <= seconds < 2.4
+        assert PREFETCH_S <= seconds < PREFETCH_S + SLACK_S
         assert scheduler.is_healthy
         assert scheduler.check_lookup_result("slow") == 0  # as the scheduler does while it waits for blocks
         scheduler.cleanup_lookup_result("slow")
@@ -350,7 +368,7 @@ def test_lookup_that_the_server_does_not_finish_is_given_up_and_its_locks_given_
         scheduler.free_lookup_locks(tokens(first=first), 0, found, "again")
         return found == 0
 
-    until(given_back, 5)
+    until(given_back)
 
 
 def test_lookup_that_is_done_when_the_engine_looks_late_is_a_hit(cache: Cache, scheduler: Any, worker: Any) -> None:
@@ -360,7 +378,7 @@ def test_lookup_that_is_done_when_the_engine_looks_late_is_a_hit(cache: Cache, s
     with not_yet(client):
         scheduler.maybe_submit_lookup_request("late", tokens(first=first))
         until(lambda: scheduler.check_lookup_result("late") is None and not scheduler._unacked_lookups)
-    time.sleep(2.1)  # a long step
+    time.sleep(PREFETCH_S + 0.1)  # a long step
     assert looked_up(scheduler, "late")[0] == 4 * CHUNK
     scheduler.free_lookup_locks(tokens(first=first), 0, 4 * CHUNK, "late")
     scheduler.cleanup_lookup_result("late")
@@ -377,7 +395,7 @@ def test_without_the_guard_a_lookup_that_the_server_does_not_finish_hangs(
     with not_yet(scheduler.req_clients[cache.url]):
         scheduler.maybe_submit_lookup_request("hangs", tokens())
         with pytest.raises(AssertionError, match="not so"):
-            looked_up(scheduler, "hangs", limit_s=3)
+            looked_up(scheduler, "hangs", limit_s=PREFETCH_S + 1)
 
 
 def test_reset_of_a_stopped_and_of_a_killed_server_is_given_up_in_time(cache: Cache, scheduler: Any) -> None:
@@ -385,12 +403,12 @@ def test_reset_of_a_stopped_and_of_a_killed_server_is_given_up_in_time(cache: Ca
     with cache.stopped():
         start = time.monotonic()
         assert not scheduler.reset_cache()
-        assert LIMIT_S <= time.monotonic() - start < LIMIT_S + 0.5
+        assert LIMIT_S <= time.monotonic() - start < LIMIT_S + SLACK_S
         cache.kill()
         until(lambda: link_of(scheduler.req_clients[cache.url]).lost)
         start = time.monotonic()
         assert not scheduler.reset_cache()
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < AT_ONCE_S
     cache.up(*USUAL)
 
 
@@ -399,7 +417,7 @@ def test_without_the_guard_the_lookup_hangs(cache: Cache, scheduler: Any, bare: 
     with cache.stopped():
         scheduler.maybe_submit_lookup_request("hangs", tokens())
         with pytest.raises(AssertionError, match="not so"):
-            looked_up(scheduler, "hangs", limit_s=2 * LIMIT_S)
+            looked_up(scheduler, "hangs", limit_s=LIMIT_S + 1)
 
 
 def test_killed_server_ends_what_was_asked_of_it_and_its_return_is_noticed(cache: Cache, scheduler: Any) -> None:
@@ -409,7 +427,7 @@ def test_killed_server_ends_what_was_asked_of_it_and_its_return_is_noticed(cache
         cache.kill()
         found, seconds = looked_up(scheduler, "lost")
     assert (found, gained(before, "lmcache_outages lost")) == (0, 1)
-    assert seconds < 0.5
+    assert seconds < AT_ONCE_S
     time.sleep(1.0)  # several heartbeats go by
     client = scheduler.req_clients[cache.url]
     assert len(client._message_queue_client.pending_futures) <= 1, "pings pile up in the socket's queue"
@@ -417,9 +435,11 @@ def test_killed_server_ends_what_was_asked_of_it_and_its_return_is_noticed(cache
         with pytest.raises(ServerUnavailableError):
             answerless.result(timeout=0)
     cache.up(*USUAL)
-    assert until(lambda: scheduler.is_healthy) < 3
+    until(lambda: scheduler.is_healthy)
+    before = tallies.snapshot()
     scheduler.maybe_submit_lookup_request("after", tokens())
-    assert looked_up(scheduler, "after")[1] < 0.5
+    assert looked_up(scheduler, "after")[1] < LIMIT_S
+    assert gained(before, "lmcache_misses") == 0
 
 
 def test_without_the_guard_a_killed_server_leaves_requests_pending(
@@ -430,7 +450,7 @@ def test_without_the_guard_a_killed_server_leaves_requests_pending(
         scheduler.maybe_submit_lookup_request("hangs", tokens())
         cache.kill()
         with pytest.raises(AssertionError, match="not so"):
-            looked_up(scheduler, "hangs", limit_s=2 * LIMIT_S)
+            looked_up(scheduler, "hangs", limit_s=LIMIT_S + 1)
 
 
 def test_server_that_returns_with_another_chunk_size_is_not_used(
@@ -446,24 +466,24 @@ def test_server_that_returns_with_another_chunk_size_is_not_used(
     assert not scheduler.is_healthy
     assert caplog.text.count("came back with chunk size") == 1
     cache.up(*USUAL)
-    assert until(lambda: scheduler.is_healthy) < 8
+    until(lambda: scheduler.is_healthy)
 
 
 def test_stopped_server_holds_a_store_up_once_and_raises_nothing(cache: Cache, worker: Any) -> None:
     worker.submit_store_request("stored", operation(0, [0, 1]), None)
-    assert worker.store_futures["stored"].result(timeout=1) is True
+    assert worker.store_futures["stored"].result(timeout=30) is True
     before = tallies.snapshot()
     with cache.stopped():
         start = time.monotonic()
         for n in range(5):
             worker.submit_store_request(f"lost {n}", operation(10_000 + n, [2, 3]), None)
-        assert time.monotonic() - start < 0.5 + 0.3
+        assert time.monotonic() - start < 2 * TRANSFER_S, "held up more than once"
         assert gained(before, "lmcache_lost_stores") == 5
         sent, _ = worker.get_finished({f"lost {n}" for n in range(5)})
         assert {f"lost {n}" for n in range(1, 5)} <= set(sent or ())
-    assert until(lambda: worker.is_healthy) < 3
+    until(lambda: worker.is_healthy)
     worker.submit_store_request("again", operation(20_000, [4, 5]), None)
-    assert worker.store_futures["again"].result(timeout=1) is True
+    assert worker.store_futures["again"].result(timeout=30) is True
 
 
 def test_load_from_a_stopped_server_is_marked_for_recomputation(cache: Cache, worker: Any, scheduler: Any) -> None:
@@ -475,7 +495,7 @@ def test_load_from_a_stopped_server_is_marked_for_recomputation(cache: Cache, wo
         start = time.monotonic()
         worker.submit_retrieve_request("loads", operation(50_000, [6, 7]), None)
         worker.submit_retrieve_request("loads too", operation(50_000, [8, 9]), None)
-        assert time.monotonic() - start < 0.5 + 0.3
+        assert time.monotonic() - start < 2 * TRANSFER_S, "held up more than once"
         _, received = worker.get_finished(set())
         assert received == {"loads", "loads too"}
         assert worker.get_block_ids_with_load_errors() == {6, 7, 8, 9}
@@ -511,7 +531,7 @@ def test_transfer_by_a_silent_server_keeps_its_blocks(cache: Cache, served_worke
     assert {"store"} == set(served_worker.store_futures)
     assert {"load"} == set(served_worker.retrieve_futures)
     cache.kill()
-    until(lambda: served_worker.get_finished(set())[1] == {"load"}, 2)
+    until(lambda: served_worker.get_finished(set())[1] == {"load"})
     assert served_worker.get_block_ids_with_load_errors() == {2, 3}
     assert not served_worker.store_futures
 
@@ -528,7 +548,7 @@ def test_transfer_that_ends_with_the_connection_between_two_looks_is_no_exceptio
 ) -> None:
     served_worker._health_event.set()  # as if the break came after the look at the health event
     cache.kill()
-    until(lambda: served_worker.retrieve_futures["load"][0].raw_future_.exception_ is not None, 2)
+    until(lambda: served_worker.retrieve_futures["load"][0].raw_future_.exception_ is not None)
     served_worker._health_event.set()
     assert served_worker.get_finished(set())[1] == {"load"}
 
@@ -567,10 +587,10 @@ def stored_and_given_away(cache: Cache, worker: Any, first: int, ends: Callable[
         worker.submit_store_request(f"preempted {first}", operation(first, [1, 2]), worker.create_recorded_event())
         until(lambda: not worker.is_healthy)
         giving.start()
-        giving.join(0.5)
+        giving.join(3)
         held = giving.is_alive()
         ends()
-    giving.join(5)
+    giving.join(60)
     assert not giving.is_alive()
     return stored, held
 
@@ -642,7 +662,7 @@ def shared_memory_worker(running_cache: Cache) -> Iterator[Any]:
 
 def test_store_through_shared_memory_raises_nothing_either(running_cache: Cache, shared_memory_worker: Any) -> None:
     shared_memory_worker.submit_store_request("stored", operation(80_000, [0, 1]), None)
-    assert shared_memory_worker.store_futures["stored"].result(timeout=1) is True
+    assert shared_memory_worker.store_futures["stored"].result(timeout=30) is True
     with running_cache.stopped():
         shared_memory_worker.submit_store_request("lost", operation(81_000, [2, 3]), None)
         assert "lost" not in shared_memory_worker.store_futures
@@ -662,7 +682,7 @@ def test_no_server_is_refused_within_the_start_limit(monkeypatch: pytest.MonkeyP
     start = time.monotonic()
     with pytest.raises(EnvironmentRefusedError) as refused:
         scheduler_for(url, block_tokens=16)
-    assert 1.0 < time.monotonic() - start < 3.0
+    assert 1.0 < time.monotonic() - start < 1.5 + SLACK_S
     port = url.rpartition(":")[2]
     assert f"lmcache server --host 127.0.0.1 --port {port} --chunk-size 256" in refused.value.remedy
     assert "--supported-transfer-mode auto" in refused.value.remedy
@@ -675,7 +695,7 @@ def test_server_that_starts_later_than_the_engine_is_waited_for(cache: Cache) ->
     threading.Thread(target=forward, args=(proxy, cache.port, opens), daemon=True).start()
     start = time.monotonic()
     adapter = scheduler_for(f"tcp://127.0.0.1:{proxy.getsockname()[1]}")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 1.5 + SLACK_S
     assert adapter.lmcache_tokens_per_chunk == CHUNK
     adapter.shutdown()
     proxy.close()
@@ -708,7 +728,7 @@ def test_chunk_size_that_does_not_fit_the_blocks_is_refused_with_the_one_that_do
     start = time.monotonic()
     with pytest.raises(EnvironmentRefusedError) as refused:
         scheduler_for(cache.url, block_tokens=96)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < SLACK_S
     assert "chunk size 128" in refused.value.found
     assert "--chunk-size 192" in refused.value.remedy
 
@@ -718,6 +738,6 @@ def test_server_without_the_engines_transfer_mode_is_refused_in_seconds(running_
     start = time.monotonic()
     with pytest.raises(EnvironmentRefusedError) as refused:
         worker_for(running_cache.url)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < SLACK_S
     assert "not to the registration" in refused.value.found
     assert "--supported-transfer-mode auto" in refused.value.remedy

@@ -98,7 +98,7 @@ def engine_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> process.Proc
     return current
 
 
-def until(true: Callable[[], Any], limit_s: float = 20.0) -> None:
+def until(true: Callable[[], Any], limit_s: float = 60.0) -> None:
     start = time.monotonic()
     while not true():
         assert time.monotonic() - start < limit_s, f"not so after {limit_s} s"
@@ -134,7 +134,7 @@ def test_a_stock_server_is_refused_in_seconds_and_lives_on(caches: dict[str, Cac
     start = time.monotonic()
     with pytest.raises(EnvironmentRefusedError, match="has no vllm-splint; wanted") as refused:
         scheduler_for(caches["stock"].url)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
     assert "SPLINT_LMCACHE_UNPROTECTED=server" in refused.value.remedy
     assert "No handler" not in (caches["stock"].folder / "log").read_text()
 

@@ -56,7 +56,7 @@ def test_splint_report_finds_it_and_shows_its_patches(tmp_path: Path, monkeypatc
     with lmcache_server(tmp_path / "lmcache.log", environ=environ) as server:
         shown = subprocess.run(
             [sys.executable, "-m", "entrypoint.cli", "report", "--json"],
-            env=environ, capture_output=True, text=True, timeout=60, check=True,
+            env=environ, capture_output=True, text=True, timeout=240, check=True,
         )  # fmt: skip
         told = json.loads(shown.stdout)
         server.kill(signal.SIGTERM)

@@ -75,7 +75,6 @@ def main(lost: int, *keepalive: str) -> None:
         try:
             for rank in ranks:
                 assert _line(rank) == "watching"
-            time.sleep(0.5)  # the lines are made by threads, after that word
             _do(*there, "ip", "address", "flush", "dev", "far")
             since = time.monotonic()
             told = [[_line(rank), time.monotonic() - since] for number, rank in enumerate(ranks) if number != lost]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import Protocol
 
@@ -56,6 +57,8 @@ def run(rank: int, size: int, port: int, pipe: Pipe, *, unseen: bool = False, ad
     watch = Watch(channel, own, stop, line.close)
     watch.start([] if unseen else agreement.watched())
     watch.stage = "measuring its memory"
+    while not unseen and len(line._held) < (size - 1 if rank == 0 else 1):
+        time.sleep(0.01)  # until those who watch this rank, in threads of their own, are connected
     pipe.send("watching")
     while (word := pipe.recv()) != "end":
         if word == "fail":
