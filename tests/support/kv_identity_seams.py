@@ -381,7 +381,8 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
 
     def exchange(method: str, *args: Any, without: bool = False, **kwargs: Any) -> tuple[str, bool]:
         worker, reached = object.__new__(Worker), MagicMock()
-        worker.vllm_config = Engine(str(folder), **({"kv_transfer_config": None} if without else {})).config
+        changes: dict[str, Any] = {"kv_transfer_config": None} if without else {}
+        worker.vllm_config = Engine(str(folder), **changes).config
         if change is not None:
             change()
         worker.model_runner, worker.weight_transfer_engine = SimpleNamespace(reload_weights=reached), reached
