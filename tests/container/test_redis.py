@@ -25,7 +25,7 @@ def test_what_is_stored_reaches_redis_and_comes_back_after_the_lmcache_server_wa
         redis = compose.service("redis")
         for number in range(PROMPTS):
             _ask(url, 0, number)
-        took = wait_until(lambda: int(redis.execute("redis-cli", "dbsize").split()[-1]) > 0, "stored in Redis", 30)
+        took = wait_until(lambda: int(redis.execute("redis-cli", "dbsize").split()[-1]) > 0, "stored in Redis", 120)
         print(f"in Redis after {took:.1f} s: {redis.execute('redis-cli', 'dbsize')} keys")
         assert redis.health == "healthy"
         cache = compose.service("lmcache-cpu")

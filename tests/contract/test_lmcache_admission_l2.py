@@ -162,7 +162,7 @@ def test_files_of_two_tenants_that_change_places_are_misses(memory: Memory, kind
     assert misses("wrong_key", kind) == before + 2
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_of_thousands_of_damaged_files_none_is_admitted(memory: Memory, kind: str, tmp_path: Path) -> None:
     chance = random.Random(20261130)

@@ -66,7 +66,7 @@ def shared_memory_left_as_found() -> Iterator[None]:
     """No shared-memory segment outlives its server; other servers of the machine may be making and dropping theirs."""
     before = abandoned_segments()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (left := abandoned_segments() - before) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == set()

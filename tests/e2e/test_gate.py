@@ -75,7 +75,7 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
         assert set(again) == {200}, "an open gate does not close again, in no API server"
         check_serving(server)
         check_secret(server, secrets)
-        server.wait_for((run / rundir.CANARY).exists, 20)
+        server.wait_for((run / rundir.CANARY).exists, 120)
         assert (rundir.read_json(run / rundir.CANARY) or {})["reason"] is None, "the idle server answered itself"
         code, seconds = server.stop()
         print(f"{form}: SIGTERM while serving, code {code} after {seconds:.1f} s")

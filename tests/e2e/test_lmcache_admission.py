@@ -80,7 +80,7 @@ class Cache:
 
     def stored(self) -> list[Any]:
         """The objects, once they are all there."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while len(found := self.second.objects()) < CHUNKS:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{len(found)} of {CHUNKS} objects")

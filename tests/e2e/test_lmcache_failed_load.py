@@ -70,7 +70,7 @@ def settled(engine: Engine) -> None:
         time.sleep(0.5)
         return counts[-1] == counts[-2]
 
-    until(still, 20)
+    until(still, 120)
 
 
 def forgotten(engine: Engine) -> None:

@@ -17,7 +17,7 @@ AWAY_S = 8.0
 # Beyond what the same clients wait for while no prompt is known and another LMCache server starts beside the engine:
 # without its cache an engine computes every prompt, and the start of a server takes a core of two for many seconds.
 # Stock hangs for 60 s and more.
-MOST_EXTRA_S = 2.0
+MOST_EXTRA_S = 6.0
 SERVER_COPIES = {"lmcache.mp.mp_transfer_mode": "lmcache_driven"}
 
 
@@ -81,7 +81,7 @@ def test_requests_go_on_without_the_lmcache_server_and_caching_resumes(
                 time.sleep(AWAY_S)
                 at_return = external_hits(server)
                 absent = load.longest_wait_s(began)
-            resumed = until(lambda: external_hits(server) > at_return + 1000, 30.0)
+            resumed = until(lambda: external_hits(server) > at_return + 1000, 120.0)
             time.sleep(3.0)
         disturbed = load.longest_wait_s(began)
         print(

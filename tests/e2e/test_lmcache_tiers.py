@@ -74,7 +74,7 @@ def stored(writer: Engine, name: str) -> list[float]:
     """The answer to the format's own prompt, once the second level has its KV."""
     answer, hits = writer.ask(prompt=prompt(name))
     assert (hits, same(answer, writer.cold(name, prompt=prompt(name)))) == (0, True)
-    until(lambda: writer.server.count("splint_lmcache_stored_tokens_total") >= 2 * HITS, 10)
+    until(lambda: writer.server.count("splint_lmcache_stored_tokens_total") >= 2 * HITS, 60)
     size = writer.server.count("splint_lmcache_stored_bytes_total")
     assert size / writer.server.count("splint_lmcache_stored_tokens_total") == TOKEN_BYTES[name]
     time.sleep(2.0)  # the second level is written behind the engine's back
@@ -120,7 +120,7 @@ def everything_fails(server: Server, cache: LMCacheServer, redis: Redis, disk: P
         time.sleep(3.0)
         cache.start().wait_ready()
         at_return = external_hits(server)
-        resumed = until(lambda: external_hits(server) > at_return + 1000, 30)
+        resumed = until(lambda: external_hits(server) > at_return + 1000, 120)
     print(
         f"{len(load.streams)} streams, longest wait {load.longest_wait_s(0.0):.2f} s, hits again after {resumed:.1f} s"
     )

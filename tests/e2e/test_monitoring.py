@@ -79,7 +79,7 @@ def traffic(server: Server, number: int) -> None:
 
 def test_prometheus_evaluates_every_rule_and_answers_every_query(stack: Server, tmp_path: Path) -> None:
     with scraping(stack.port, tmp_path) as address:
-        stack.wait_for(lambda: (ask(address, "query", query="splint_ready") or {}).get("result"), 30)
+        stack.wait_for(lambda: (ask(address, "query", query="splint_ready") or {}).get("result"), 120)
         began, number = time.monotonic(), 0
         while time.monotonic() - began < SCRAPES_FOR_S:
             traffic(stack, number)

@@ -41,7 +41,7 @@ class Tab:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            told = json.loads(self._socket.recv(timeout=20))
+            told = json.loads(self._socket.recv(timeout=120))
             self._note(told)
             if told.get("id") == number:
                 assert "error" not in told, told
@@ -70,7 +70,7 @@ class Tab:
         """What a reader sees."""
         return str(self.ask("document.body.innerText"))
 
-    def wait(self, expression: str, within_s: float = 20.0) -> None:
+    def wait(self, expression: str, within_s: float = 120.0) -> None:
         """Wait until the expression is true."""
         deadline = time.monotonic() + within_s
         while not self.ask(f"Boolean({expression})"):

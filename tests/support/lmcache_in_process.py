@@ -108,7 +108,7 @@ def lm_server(folder: Path) -> Iterator[int]:
             [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port)], stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:

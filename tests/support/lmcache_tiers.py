@@ -23,7 +23,7 @@ DTYPES = (
     "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
 )  # fmt: skip
 MODEL = "Org/model-kv1-0123456789ab"
-_WAIT_MS = 20_000
+_WAIT_MS = 60_000
 
 
 def apply(patch: Patch, monkeypatch: Any, *, leave_out: Sequence[str] = ()) -> None:

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from patches.lmcache_admission import resp_wire
 from support.servers import free_port
 
-__all__ = ["Redis", "redis_server"]
+__all__ = ["LIVE_SILENT_S", "Redis", "redis_server"]
+
+LIVE_SILENT_S = 3.0
+"""Instead of a second: a live Redis that gets no processor for a second or two is to be waited for."""
 
 
 class Redis:
@@ -44,7 +48,7 @@ class Redis:
                  str(self._folder), *self._flags],
                 stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -69,9 +73,12 @@ class Redis:
 
 @contextmanager
 def redis_server(folder: Path, *flags: str) -> Iterator[Redis]:
+    """A running one. Clients in this process give it :data:`LIVE_SILENT_S` for an answer."""
     server = Redis(folder, *flags)
     server.start()
     try:
-        yield server
+        with pytest.MonkeyPatch.context() as patcher:
+            patcher.setattr(resp_wire, "SILENT_S", LIVE_SILENT_S)
+            yield server
     finally:
         server.kill()

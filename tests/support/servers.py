@@ -100,7 +100,7 @@ class Server:
         """The answer, or None while nobody listens."""
         try:
             # Without TLS, and so without 26 ms of reading certificates for each question of a waiting test.
-            return httpx.get(self.base_url + path, timeout=10, verify=False, **options)
+            return httpx.get(self.base_url + path, timeout=30, verify=False, **options)
         except httpx.TransportError:
             return None
 
@@ -198,7 +198,7 @@ class LMCacheServer:
             )
         return self
 
-    def wait_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until it accepts connections."""
         deadline = time.monotonic() + timeout_s
         while True:
