@@ -51,9 +51,10 @@ class InTime:
     def outcome(self, limit_s: float, hint: str) -> Outcome:
         """What came out within ``limit_s`` seconds from now, else a failure that ends with ``hint``."""
         self._thread.join(limit_s)
+        hangs = self._thread.is_alive()  # asked first: it may end at this moment, with an outcome
         if self._outcome:
             return self._outcome[0]
-        return "failed", late(limit_s, hint) if self._thread.is_alive() else _BROKEN, {}
+        return "failed", late(limit_s, hint) if hangs else _BROKEN, {}
 
 
 def late(limit_s: float, hint: str) -> str:

@@ -76,20 +76,26 @@ class Channel:
         return self._wait([f"{PREFIX}{topic}/{rank}" for rank in ranks], ranks, timeout_s)
 
     def _wait(self, keys: list[str], ranks: list[int], timeout_s: float) -> list[str]:
-        from torch.distributed import DistNetworkError, DistStoreError
+        from torch.distributed import DistNetworkError
+
+        try:
+            self._arrive(keys, ranks, timeout_s)
+            return [value.decode() for value in self._store.multi_get(keys)]
+        except DistNetworkError as error:
+            raise _gone(error) from error
+
+    def _arrive(self, keys: list[str], ranks: list[int], timeout_s: float) -> None:
+        from torch.distributed import DistStoreError
 
         deadline = time.monotonic() + timeout_s
         try:
             self._store.wait(keys, timedelta(seconds=timeout_s))
-            return [value.decode() for value in self._store.multi_get(keys)]
-        except DistNetworkError as error:
-            raise _gone(error) from error
         except DistStoreError as error:
             if time.monotonic() < deadline - 1:
                 raise _gone(error) from error
-            raise SilentRanksError(
-                [rank for key, rank in zip(keys, ranks, strict=True) if not self._there(key)]
-            ) from None
+            # None where the last word has come since.
+            if silent := [rank for key, rank in zip(keys, ranks, strict=True) if not self._there(key)]:
+                raise SilentRanksError(silent) from None
 
     def _there(self, key: str) -> bool:
         return bool(self._store.check([key]))

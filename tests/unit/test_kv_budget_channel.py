@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.simulated_ranks import store
@@ -18,6 +19,27 @@ def ranks() -> Iterator[list[Channel]]:
     server = store()
     yield [Channel(server.clone(), rank, 3) for rank in range(3)]
     del server
+
+
+class Late:
+    """A store in which the last word comes between the limit and the look who is missing."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def wait(self, keys: list[str], limit: Any) -> None:
+        try:
+            self.inner.wait(keys, limit)
+        finally:
+            self.inner.set(keys[-1], "late")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_a_word_that_comes_with_the_limit_is_heard() -> None:
+    """Else the refusal named nobody: ``KV budget:  did not report within 60 s (hello, missing ranks [])``."""
+    assert Channel(Late(store()), 0, 2).hear("hello", 1, 0.05) == "late"
 
 
 def seconds(ranks: list[Channel], what: str, but: int | None = None) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from entrypoint import serve
-from entrypoint.checking import CheckFailedError, DoesNotApplyError, Evidence
+from entrypoint.checking import CheckFailedError, DoesNotApplyError, Evidence, InTime
 from entrypoint.preflight import packages, runner
 from entrypoint.preflight.check import REFUSE, WARN, Check, always
 from entrypoint.preflight.checks import (
@@ -341,6 +341,20 @@ def test_a_check_that_hangs_fails_at_its_limit_and_says_how_to_leave_it_out() ->
     assert time.monotonic() - start < 20
     assert result.status == "failed"
     assert "SPLINT_PREFLIGHT=-one" in result.reason
+
+
+def test_a_check_that_ends_the_moment_its_limit_is_up_has_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was once said to be broken: there was no outcome yet, and then no thread any more."""
+    running = InTime("one", lambda: ("passed", "", {}))
+    running._thread.join()
+    outcome = running._outcome.pop()
+
+    def ends() -> bool:
+        running._outcome.append(outcome)
+        return False
+
+    monkeypatch.setattr(running._thread, "is_alive", ends)
+    assert running.outcome(0.0, "")[0] == "passed"
 
 
 def test_a_check_that_breaks_before_it_knows_whether_it_applies_fails_and_the_others_are_told(
