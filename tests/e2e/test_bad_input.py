@@ -21,7 +21,7 @@ def ended(server: Server, within_s: float) -> tuple[int, str]:
     with running(server):
         code = server.wait_end(within_s)
         print(f"ended with {code} after {time.monotonic() - start:.1f} s: {server.tail(4)}")
-        assert server.members() == []
+        assert server.left() == []
         return code, server.text()
 
 

@@ -54,7 +54,7 @@ def assert_death_ends(server: Server, run: Path, role: str) -> None:
     assert code != 0
     assert seconds < LONGEST_S
     assert f"(pid {pid}) ended unasked" in server.text()
-    assert server.members() == []
+    assert server.left() == []
 
 
 @pytest.mark.parametrize("role", [pytest.param("worker", marks=pytest.mark.full), "engine_core"])

@@ -47,7 +47,7 @@ def assert_ends(server: Server, number: signal.Signals, code: int = 0, longest_s
     print(f"{number.name}: code {got} after {seconds:.2f} s")
     assert got == code, server.tail()
     assert seconds < longest_s
-    assert server.members() == []
+    assert server.left() == []
 
 
 def told_phase(run: Path) -> str | None:
@@ -107,7 +107,7 @@ def test_requests_in_flight_end_whole_and_new_ones_are_refused(start: Build, ser
     print(f"{servers} API servers: {found}")
     assert found == {"done": "[DONE]", "tokens": 400, "late": [(503, "draining")] * 3}
     assert server.wait_end(LONGEST_S) == 0
-    assert server.members() == []
+    assert server.left() == []
 
 
 def test_drain_that_is_too_short_ends_in_time(start: Build) -> None:

@@ -82,7 +82,7 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
         assert code == 0
         assert seconds < 10
         if form in SUPERVISED:
-            assert server.members() == []
+            assert server.left() == []
 
 
 def check_serving(server: Server) -> None:

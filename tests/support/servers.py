@@ -161,6 +161,13 @@ class Server:
         listed = subprocess.run(["pgrep", "-s", str(self.pid)], capture_output=True, text=True, check=False)
         return [int(line) for line in listed.stdout.split()]
 
+    def left(self) -> list[int]:
+        """Those of them that outlive the server. One that was killed needs a processor to give its memory back on."""
+        deadline = time.monotonic() + 10
+        while (pids := self.members()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return pids
+
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
