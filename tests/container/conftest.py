@@ -18,6 +18,9 @@ from support.servers import free_port
 
 from entrypoint.local.model import make_tiny_model
 
+DRAIN_S = 90
+"""What a busy machine takes for a request of some seconds, and more."""
+
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -53,7 +56,8 @@ def main_job(images: Images) -> Iterator[Compose]:
     """``docker compose --profile cpu up``: LMCache and two data-parallel ranks, healthy."""
     assert docker("image", "inspect", images.cpu)
     port = free_port()
-    compose = Compose(("cpu",), {"PORT": str(port), "COMPOSE_PROJECT_NAME": "splint-cpu"})
+    names = {"PORT": str(port), "COMPOSE_PROJECT_NAME": "splint-cpu", "DRAIN_SECONDS": str(DRAIN_S)}
+    compose = Compose(("cpu",), names)
     start = time.monotonic()
     with compose.up():
         print(f"compose --profile cpu up --wait: {time.monotonic() - start:.1f} s")

@@ -72,10 +72,10 @@ def test_a_stop_lets_requests_finish_and_ends_with_code_0(main_job: Compose, url
     stream = iter(client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
     next(stream)
     with ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(main_job.service("vllm-cpu").stop, 60)
+        stopped = pool.submit(main_job.service("vllm-cpu").stop, 120)
         rest = list(stream)
         code, seconds = stopped.result()
     print(f"docker stop with a request of {IN_FLIGHT_TOKENS} tokens in flight: code {code} after {seconds:.1f} s")
     assert rest[-1].choices[0].finish_reason == "length"
     assert code == 0
-    assert seconds < 45
+    assert seconds < 110

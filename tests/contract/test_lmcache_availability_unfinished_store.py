@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ def module() -> Iterator[Any]:
     from lmcache.v1.multiprocess.engine_context import MPCacheServerContext
     from lmcache.v1.multiprocess.modules.engine_driven_transfer import EngineDrivenTransferModule
 
-    memory = L1MemoryManagerConfig(size_in_bytes=64 << 20, use_lazy=False, shm_name="splint_test")
+    memory = L1MemoryManagerConfig(size_in_bytes=64 << 20, use_lazy=False, shm_name=f"splint_test_{os.getpid()}")
     config = StorageManagerConfig(L1ManagerConfig(memory), EvictionConfig("LRU"))
     context = MPCacheServerContext(config, chunk_size=CHUNK)
     transfers = EngineDrivenTransferModule(context)
