@@ -279,15 +279,15 @@ def test_the_command_answers_without_importing_what_is_slow(server: Server) -> N
 
 
 def test_the_command_takes_less_than_150_ms_of_a_core(server: Server) -> None:
-    """Of processor time: other work on the machine does not count."""
+    """Of processor time, where an interpreter that does nothing takes 12 ms; a slower core may take longer."""
 
-    def spent() -> float:
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
+    def spent(work: Callable[[], object]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        work()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    def once() -> float:
-        before = spent()
-        ask(server.folder)
-        return spent() - before
-
-    assert min(once() for _ in range(3)) < 0.15
+    nothing = min(spent(lambda: subprocess.run([sys.executable, "-c", ""], check=True)) for _ in range(3))
+    asked = min(spent(lambda: ask(server.folder)) for _ in range(3))
+    print(f"splint health: {asked * 1000:.0f} ms of a core, an empty interpreter {nothing * 1000:.0f} ms")
+    assert asked < 0.15 * max(1.0, nothing / 0.012)
