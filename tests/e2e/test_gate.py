@@ -15,6 +15,7 @@ from support.servers import Server, running
 from patches.framework import rundir
 from patches.kv_probe import PROBES
 from patches.serving_gate.plan import CONTROL_PREFIX, SMOKE_HEADER
+from patches.supervision import DRAIN_S
 
 VLLM = str(Path(sys.executable).with_name("vllm"))
 FORMS = {
@@ -80,7 +81,7 @@ def test_every_path_answers_503_with_the_phase_until_the_gate_opens(
         code, seconds = server.stop()
         print(f"{form}: SIGTERM while serving, code {code} after {seconds:.1f} s")
         assert code == 0
-        assert seconds < 10
+        assert seconds < 10 + DRAIN_S
         if form in SUPERVISED:
             assert server.left() == []
 

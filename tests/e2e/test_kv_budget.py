@@ -21,7 +21,8 @@ BYTES_PER_BLOCK = LAYERS * KEYS_AND_VALUES * KV_HEADS * HEAD_SIZE * BYTES * BLOC
 SMALLER_MIB = 700.05
 """What DP1 gets of the 1 GiB that DP0 has; not a whole number of blocks."""
 BLOCKS = int(SMALLER_MIB * 2**20) // BYTES_PER_BLOCK
-ALL_STOP_S = 5.0
+ALL_STOP_S = 10.0
+"""Two of them for DP0, which stays until all have heard. Without a word they would wait for minutes."""
 VLLM_GRACE_S = 6.0
 """A worker that fails while it is made: vLLM's executor waits for it before it tells the engine core."""
 
