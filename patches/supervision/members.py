@@ -125,8 +125,10 @@ class Roster:
             return None
         self._settled.add(name)
         self.engine_seen = self.engine_seen or member.role in ENGINES
-        alive = processes.read_state(member.pid) is not None
-        return None if alive and not processes.is_descendant(member.pid, self._root) else member
+        if processes.is_descendant(member.pid, self._root):
+            return member
+        # Asked last: one that ended while its ancestors were looked up would be taken for somebody else's.
+        return None if processes.read_state(member.pid) else member
 
     def _watch(self, pid: int) -> bool:
         """Watch ``pid``; False where it is gone already."""

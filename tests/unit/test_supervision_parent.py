@@ -193,6 +193,23 @@ def test_member_that_ended_before_it_was_seen_ends_the_server(stage: Stage) -> N
     assert "dp_coordinator (pid" in play.stderr
 
 
+def test_member_that_ends_while_its_ancestors_are_looked_up_ends_the_server(stage: Stage) -> None:
+    """Taken for somebody else's, it would never be missed."""
+    play = stage(
+        "pid = start(engine); os.waitpid(pid, 0); stubborn(); rest()",
+        before="""
+from patches.supervision import processes
+look = processes.is_descendant
+def ending(pid, root):
+    os.kill(pid, signal.SIGKILL)
+    while processes.read_state(pid): time.sleep(.01)
+    return look(pid, root)
+processes.is_descendant = ending""",
+    )
+    assert play.end() == 1
+    assert "engine_core dp rank 1 (pid" in play.stderr
+
+
 def test_killed_member_is_noticed_without_pidfds(stage: Stage) -> None:
     play = stage("start(engine); say('main'); rest()", before="del os.pidfd_open")
     play.wait_for("engine_core", "main")
