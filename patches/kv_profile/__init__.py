@@ -34,6 +34,7 @@ PATCH = Patch(
             f"{_WRAPPERS}:create_connector",
         ),
         Target(_WORKER, "Worker.reload_weights", f"{_EXCHANGING}:reload_weights"),
+        Target(_WORKER, "Worker.reset_weights", f"{_EXCHANGING}:reset_weights"),
         Target(_WORKER, "Worker.start_weight_update", f"{_EXCHANGING}:start_weight_update"),
         Target(_WORKER, "Worker.start_draft_weight_update", f"{_EXCHANGING}:start_weight_update"),
     ),

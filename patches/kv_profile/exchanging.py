@@ -12,7 +12,7 @@ from patches.framework.records import Seam
 from patches.lmcache_identity.carrying import carried, uses_lmcache
 from patches.lmcache_identity.deriving import weights_of
 
-__all__ = ["reload_weights", "start_weight_update"]
+__all__ = ["reload_weights", "reset_weights", "start_weight_update"]
 
 
 def reload_weights(seam: Seam) -> Callable[..., None]:
@@ -35,16 +35,25 @@ def reload_weights(seam: Seam) -> Callable[..., None]:
 
 def start_weight_update(seam: Seam) -> Callable[..., None]:
     """A trainer is about to send weights to a worker, for the model or for its draft."""
+    return _refused(seam, "a weight update")
+
+
+def reset_weights(seam: Seam) -> Callable[..., None]:
+    """A worker is to set its weights to zero, as vLLM's weight checker asks: every engine would find what it stores."""
+    return _refused(seam, "weights that are set to zero")
+
+
+def _refused(seam: Seam, what: str) -> Callable[..., None]:
     original = seam.original
 
     @wraps(original)
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         seam.count()
         if uses_lmcache(self.vllm_config):
-            _refuse("a weight update")
+            _refuse(what)
         original(self, *args, **kwargs)
 
-    return start
+    return begin
 
 
 def _require_the_same(config: Any) -> None:
