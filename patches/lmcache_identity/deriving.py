@@ -20,6 +20,7 @@ from typing import Any
 from patches.framework.errors import ProfileError
 from patches.framework.judging import release_of
 from patches.lmcache_identity.layouts import layout_of
+from patches.lmcache_identity.media import processing_of
 from patches.lmcache_identity.profile import OPAQUE, RUN_TIME_SCALES, KVCacheProfile, KVGroup
 from patches.lmcache_identity.weights import weights_identity
 
@@ -36,6 +37,9 @@ _NOT_THE_BYTES = frozenset(
 _MODE = "lmcache.mp.mp_transfer_mode"
 _MODE_OF_ALL = "LMCACHE_MP_TRANSFER_MODE"
 """LMCache asks the environment where the connector is not told."""
+
+_ADAPTER_SETTINGS = ("target_modules", "enable_tower_connector_lora", "enable_moe_shared_loras")
+"""Fields of vLLM's ``LoRAConfig`` that decide what of an adapter is used, and how it is read."""
 
 _OWN_FIELDS = frozenset({"num_kv_heads", "head_size", "dtype", "kv_quant_mode", "tokens_per_state"})
 
@@ -60,6 +64,7 @@ def derive(config: Any) -> KVCacheProfile:
         scales=RUN_TIME_SCALES if getattr(cache, "calculate_kv_scales", False) else "checkpoint",
         draft=_draft(config.speculative_config, config.load_config),
         transfer=_transfer(config.kv_transfer_config),
+        adapters=_adapters(config.lora_config, _name(model.dtype)),
         tensor_parallel=parallel.tensor_parallel_size,
         pipeline_parallel=parallel.pipeline_parallel_size,
         decode_context_parallel=parallel.decode_context_parallel_size,
@@ -122,7 +127,9 @@ def _weights(model: Any, load: Any) -> str:
 
 def _configuration(model: Any) -> str:
     """Digest of the HF configuration with overrides, and of what vLLM takes from elsewhere for the same purpose."""
-    return _digest({"hf": model.hf_config, "long_rope": _long_rope(model), "sliding": model.disable_sliding_window})
+    content = {"hf": model.hf_config, "long_rope": _long_rope(model), "sliding": model.disable_sliding_window}
+    media = processing_of(model)
+    return _digest(content if media is None else {**content, "media": media})
 
 
 def _long_rope(model: Any) -> bool | None:
@@ -151,6 +158,19 @@ def _draft(speculative: Any, load: Any) -> str:
     if draft is not None:
         parts += [_weights(draft, load), _configuration(draft), _quantisation(draft)]
     return _digest(parts)
+
+
+def _adapters(lora: Any, dtype: str) -> str:
+    """What this engine makes of LoRA adapters; nothing where it uses the whole of them in the model's own dtype."""
+    if lora is None:
+        return ""
+    settings = {name: getattr(lora, name, None) for name in _ADAPTER_SETTINGS}
+    kept = {name: value for name, value in settings.items() if value is not None and value is not False}
+    if "target_modules" in kept:
+        kept["target_modules"] = sorted(kept["target_modules"])
+    if (own := _name(lora.lora_dtype)) not in ("auto", dtype):
+        kept["lora_dtype"] = own
+    return _digest(kept)[:12] if kept else ""
 
 
 def _transfer(transfer: Any) -> str:

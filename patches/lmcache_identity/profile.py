@@ -100,6 +100,8 @@ class KVCacheProfile:
         draft: Identity of the speculative model, whose layers are cached too; empty where there is none.
         transfer: Who copies between worker and LMCache server, where the operator asked for another mode than the
             device's own: the objects of both have other shapes. Empty for the device's own.
+        adapters: Digest of settings by which the engine uses LoRA adapters otherwise than whole and in the model's
+            dtype; empty where there are none.
         groups: Every layer group of every stage; empty until the workers have said what their layers need.
     """
 
@@ -112,6 +114,7 @@ class KVCacheProfile:
     scales: str = "checkpoint"
     draft: str = ""
     transfer: str = ""
+    adapters: str = ""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     decode_context_parallel: int = 1
@@ -151,8 +154,9 @@ class KVCacheProfile:
         content = asdict(self) | {"version": VERSION}
         if self.groups and all(group.is_latent for group in self.groups):
             content["tensor_parallel"] = 1
-        if not self.transfer:
-            del content["transfer"]
+        for name in ("transfer", "adapters"):
+            if not content[name]:
+                del content[name]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

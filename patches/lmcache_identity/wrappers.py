@@ -53,7 +53,7 @@ def request_tracker(seam: Seam) -> Callable[..., None]:
     def init(self: Any, request: Any) -> None:
         seam.count()
         original(self, request)
-        if request.lora_request is None and request.prompt_embeds is None and not self.cache_salt:
+        if request.lora_request is None and not _has_embeddings(request) and not self.cache_salt:
             return
         if bypasses(request):
             self.state, self.max_offload_tokens = type(self.state).BYPASS_LMCACHE, 0
@@ -69,9 +69,19 @@ def bypasses(request: Any) -> bool:
     The token ids of prompt embeddings are placeholders: all prompts of one length would be one. An adapter that can't
     be told from others would be all of them.
     """
-    if request.prompt_embeds is not None:
+    if _has_embeddings(request):
         return True
     return request.lora_request is not None and adapter_identity(request.lora_request) is None
+
+
+def _has_embeddings(request: Any) -> bool:
+    """Prompt embeddings, alone or as parts of a chat message beside images and the like.
+
+    vLLM holds those parts as media. LMCache would know them by 31 bits for each token, which few tokens make too few.
+    """
+    if request.prompt_embeds is not None:
+        return True
+    return any(feature.modality == "prompt_embeds" for feature in request.mm_features or ())
 
 
 def _salt(request: Any) -> str:

@@ -66,10 +66,32 @@ def test_every_kv_format_that_vllm_knows_has_keys_of_its_own(answers: Any) -> No
     assert {"fp8_e5m2", "nvfp4", "int4_per_token_head", "turboquant_k8v4"} <= set(keys)
 
 
+def test_the_longest_key_is_a_file_name_that_file_systems_take(answers: Any) -> None:
+    assert 200 < answers["the_longest_key_there_can_be"] <= 255
+
+
+def test_one_adapter_in_engines_that_use_it_otherwise_has_other_keys(answers: Any) -> None:
+    """What is left out of an adapter, or rounded, makes other KV of the same prompt."""
+    keys = answers["one_adapter_in_engines_that_use_it_otherwise"]
+    whole = ("whole", "whole, with more room", "whole, its dtype spelled out", "without the LoRA settings")
+    assert len({keys[name] for name in whole}) == 1
+    assert keys["two modules"] == keys["the same two"]
+    apart = ("whole", "one module", "two modules", "another dtype", "shared")
+    assert len({keys[name] for name in apart}) == len(apart)
+
+
+def test_engines_that_process_media_otherwise_have_other_fingerprints(answers: Any) -> None:
+    """vLLM names an image by its content and by the request's settings; the engine's are not in the name."""
+    found = answers["media_in_engines_that_process_them_otherwise"]
+    assert found["the defaults"] == found["a copy"] == found["more room"]
+    apart = found.keys() - {"a copy", "more room"}
+    assert len({found[name] for name in apart}) == len(apart)
+
+
 def test_weights_that_are_exchanged_in_a_running_engine_are_refused(answers: Any) -> None:
     """LMCache's keys name the weights that the engine started with. They may be read anew, as after a sleep."""
     found = answers["weights_exchanged_in_a_running_engine"]
-    reached = {"the same files", "a trainer, no cache", "another folder, no cache"}
+    reached = {"the same files", "a trainer, no cache", "another folder, no cache", "zeros, no cache"}
     assert {way for way, (said, _) in found.items() if said == "started"} == reached
     assert {way for way, (_, got_there) in found.items() if got_there} == reached
     for way in set(found) - reached:
@@ -158,7 +180,7 @@ def test_a_layout_that_vllm_does_not_tell_is_never_guessed(answers: Any, asked: 
 
 
 def test_prompt_embeddings_are_neither_looked_up_nor_stored(answers: Any) -> None:
-    assert answers["prompt_embeddings_are_neither_looked_up_nor_stored"] == [[0, False], None] * 2
+    assert answers["prompt_embeddings_are_neither_looked_up_nor_stored"] == [[0, False], None] * 3
 
 
 def test_adapters_are_told_by_content_not_by_name(answers: Any) -> None:

@@ -318,13 +318,18 @@ def prompt_embeddings_are_neither_looked_up_nor_stored(_model: str, _folder: Pat
     from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
     from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
     connector = object.__new__(LMCacheMPConnector)
     connector._role, connector._eager_prefetch, connector.lazy_offload = KVConnectorRole.SCHEDULER, True, False
     connector.request_trackers = {}
     answers = []
-    for fields in ({"prompt_token_ids": None}, {"prompt_is_token_ids": [False] * 300}):
-        asked = request(prompt_embeds=torch.zeros(300, 128), **fields)
+    whole: dict[str, Any] = {"prompt_embeds": torch.zeros(300, 128)}
+    part = MultiModalFeatureSpec(None, "prompt_embeds", "0" * 64, PlaceholderRange(offset=1, length=2))
+    for fields in (
+        {**whole, "prompt_token_ids": None}, {**whole, "prompt_is_token_ids": [False] * 300}, {"mm_features": [part]},
+    ):  # fmt: skip
+        asked = request(**fields)
         # Without a scheduler adapter any look-up fails.
         connector.on_new_request(asked)
         answers.append(connector.get_num_new_matched_tokens(asked, 0))
@@ -350,6 +355,22 @@ def adapters_by_content(model: str, folder: Path) -> Any:
     }
 
 
+def the_longest_key_there_can_be(_model: str, folder: Path) -> Any:
+    """File name of an object whose model, salt and adapter take all the room that is left to them."""
+    from lmcache.v1.distributed.api import ObjectKey
+    from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import _object_key_to_filename
+
+    from patches.lmcache_identity.namespaces import salt_for
+    from patches.lmcache_identity.profile import LONGEST_MODEL, key_name
+
+    name = key_name("/a/b/c/d/e/f/g/h".ljust(LONGEST_MODEL, "x"), "kv1-0123456789ab")
+    salts = [salt_for("é" * 36), salt_for("x" * 128), salt_for("a/b", "0" * 16), salt_for("x" * 50, "0" * 16)]
+    files = [_object_key_to_filename(ObjectKey(b"\0" * 32, name, 0xFFFFFFFF, 0xFF, salt)) for salt in salts]
+    for file in files:
+        (folder / file).touch()
+    return max(len(file.encode()) for file in files)
+
+
 def adapters_under_one_path(model: str, folder: Path) -> Any:
     """The first is loaded, its files are overwritten, the second is loaded; only then the requests come."""
     engine = Engine(model)
@@ -369,6 +390,53 @@ def adapters_under_one_path(model: str, folder: Path) -> Any:
     return keys | {"loaded without LMCache": engine.key(lora_request=unread)}
 
 
+def one_adapter_in_engines_that_use_it_otherwise(model: str, folder: Path) -> Any:
+    one = adapter(folder / "one", b"a" * 64)
+
+    def key(**settings: Any) -> str | None:
+        return Engine(model, enable_lora=True, **settings).key(lora_request=one)
+
+    return {
+        "whole": key(),
+        "whole, with more room": key(max_loras=2, max_lora_rank=32),
+        "whole, its dtype spelled out": key(lora_dtype="bfloat16"),
+        "without the LoRA settings": Engine(model).key(lora_request=one),
+        "one module": key(lora_target_modules=["o_proj"]),
+        "two modules": key(lora_target_modules=["o_proj", "qkv_proj"]),
+        "the same two": key(lora_target_modules=["qkv_proj", "o_proj"]),
+        "another dtype": key(lora_dtype="float16"),
+        "shared": key(enable_moe_shared_loras=True),
+    }
+
+
+def media_in_engines_that_process_them_otherwise(model: str, folder: Path) -> Any:
+    """Fingerprints of engines whose settings are in none of the names that vLLM gives to images and the like."""
+    from vllm.config.multimodal import MultiModalConfig
+
+    from patches.lmcache_identity.deriving import derive
+
+    def digest(path: str = model, **settings: Any) -> str:
+        config = Engine(path).config
+        config.model_config.multimodal_config = MultiModalConfig(**settings)
+        return derive(config).digest
+
+    copied = folder / "copy"
+    shutil.copytree(model, copied)
+    found = {
+        "text alone": derive(Engine(model).config).digest,
+        "the defaults": digest(),
+        "a copy": digest(str(copied)),
+        "more room": digest(mm_processor_cache_gb=1, limit_per_prompt={"image": 1}),
+        "settings": digest(mm_processor_kwargs={"size": {"shortest_edge": 64}}),
+        "other settings": digest(mm_processor_kwargs={"size": {"shortest_edge": 128}}),
+        "pruned": digest(video_pruning_rate=0.5),
+        "pruned otherwise": digest(video_pruning_rate=0.5, video_pruning_method="vidcom2"),
+        "an encoder in fp8": digest(mm_encoder_attn_dtype="fp8"),
+    }
+    (copied / "preprocessor_config.json").write_text('{"do_resize": false}')
+    return found | {"another file": digest(str(copied))}
+
+
 def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
     """What vLLM's own worker says of each way, and which of them reached the model."""
     from types import SimpleNamespace
@@ -385,7 +453,8 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
         worker.vllm_config = Engine(str(folder), **changes).config
         if change is not None:
             change()
-        worker.model_runner, worker.weight_transfer_engine = SimpleNamespace(reload_weights=reached), reached
+        worker.model_runner = SimpleNamespace(reload_weights=reached, get_model=reached)
+        worker.weight_transfer_engine = reached
         worker._weight_update_active = worker._weight_update_is_draft = False
         worker._set_draft_weight_update_target = reached
         said = _said(lambda: getattr(worker, method)(*args, **kwargs))
@@ -398,6 +467,8 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
         "an iterator": exchange("reload_weights", iter(())),
         "a trainer": exchange("start_weight_update"),
         "a trainer, of the draft": exchange("start_draft_weight_update"),
+        "zeros": exchange("reset_weights"),
+        "zeros, no cache": exchange("reset_weights", without=True),
         "a trainer, no cache": exchange("start_weight_update", without=True),
         "another folder, no cache": exchange("reload_weights", None, model, without=True),
     }
@@ -567,7 +638,10 @@ SCENARIOS = (
     layouts_that_vllm_tells_and_does_not_tell,
     prompt_embeddings_are_neither_looked_up_nor_stored,
     adapters_by_content,
+    the_longest_key_there_can_be,
     adapters_under_one_path,
+    one_adapter_in_engines_that_use_it_otherwise,
+    media_in_engines_that_process_them_otherwise,
     weights_exchanged_in_a_running_engine,
     keys_of_the_in_process_path,
     requests_of_the_in_process_path,

@@ -157,7 +157,7 @@ def engine(speculative: Any = None) -> Any:
     )  # fmt: skip
     return SimpleNamespace(
         model_config=model("a" * 40), parallel_config=parallel, cache_config=SimpleNamespace(cache_dtype="auto"),
-        load_config=None, speculative_config=speculative, kv_transfer_config=None,
+        load_config=None, speculative_config=speculative, kv_transfer_config=None, lora_config=None,
     )  # fmt: skip
 
 
