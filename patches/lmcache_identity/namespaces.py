@@ -9,7 +9,12 @@ from typing import Any
 
 __all__ = ["TAG", "salt_for", "tagged"]
 
-LONGEST_SALT = 128
+LONGEST_SALT = 72
+"""In bytes. LMCache allows 128 characters, but with all else that is in a file's name those are more than its 255."""
+
+_FORBIDDEN = frozenset("@/\\\0")
+"""LMCache raises on them, in the scheduler. vLLM's HTTP API refuses them, its Python one does not."""
+
 _ADAPTER = "lora~"
 _DIGESTED = "salt~"
 _DIGITS = 32
@@ -21,21 +26,25 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
 def salt_for(salt: str, adapter: str | None = None) -> str:
     """The salt that stands in the keys of a request: one for every pair of the client's salt and the adapter.
 
-    A client's salt stays as it is where it can, because LMCache's quotas go by it. One that looks like ours is
-    replaced by its digest, so that no salt reaches an adapter's namespace.
+    A client's salt stays as it is where it can, because LMCache's quotas go by it. One that looks like ours, or that
+    keys can't hold, is replaced by its digest, so that no salt reaches an adapter's namespace or fails to be stored.
 
     Args:
         salt: The client's ``cache_salt``, or an empty text.
         adapter: The identity of the LoRA adapter, 16 hex digits, or None.
 
     Returns:
-        At most 128 characters, without ``@``, ``/``, backslash and NUL wherever ``salt`` has none.
+        At most 72 bytes, without ``@``, ``/``, backslash and NUL.
     """
-    own = _digested(salt) if salt.startswith((_ADAPTER, _DIGESTED)) else salt
+    own = _digested(salt) if salt.startswith((_ADAPTER, _DIGESTED)) or not _fits(salt) else salt
     if adapter is None:
         return own
     whole = f"{_ADAPTER}{adapter}~{own}"
-    return whole if len(whole) <= LONGEST_SALT else f"{_ADAPTER}{adapter}~{_digested(salt)}"
+    return whole if _fits(whole) else f"{_ADAPTER}{adapter}~{_digested(salt)}"
+
+
+def _fits(salt: str) -> bool:
+    return len(salt.encode("utf-8", "surrogatepass")) <= LONGEST_SALT and not _FORBIDDEN & set(salt)
 
 
 def _digested(text: str) -> str:
