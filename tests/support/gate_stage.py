@@ -111,4 +111,4 @@ def staged(stage: Stage) -> Iterator[Stage]:
     finally:
         stage.call(stage.finish.set)
         stage.server.should_exit = True
-        thread.join(10)
+        thread.join(60)

@@ -85,7 +85,7 @@ class Store:
     def close(self) -> None:
         self.run(_end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self.loop.close()
         self.memory.memory_allocator.close()
 
@@ -119,7 +119,7 @@ def lm_server(folder: Path) -> Iterator[int]:
         yield port
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 class LmClient:

@@ -154,7 +154,7 @@ class Server:
         """The last resort of a test's clean-up: end every process of this server's session."""
         if self.process is not None:
             subprocess.run(["pkill", "-KILL", "-s", str(self.process.pid)], check=False)
-            self.process.wait(10)
+            self.process.wait(60)
 
     def members(self) -> list[int]:
         """Pids of the processes of this server's session that still run."""

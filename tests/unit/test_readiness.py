@@ -144,12 +144,12 @@ def test_a_lost_engine_of_another_node_is_named(router: Any, number: int) -> Non
         assert len(peers.lines) == 2
         assert peers.look() is None
         engines[0].send_signal(number)
-        engines[0].wait(10)
+        engines[0].wait(60)
         assert until(peers.look) == "lost the connection to an engine at 127.0.0.1; ranks on other nodes: DP1"
     finally:
         for engine in engines:
             engine.kill()
-            engine.wait(10)
+            engine.wait(60)
     for _, line in peers.lines:
         line.close()
 

@@ -134,7 +134,7 @@ def _sweep(play: Play) -> None:
     for pid in (play.pid, *play.pids.values()):
         if play.process.poll() is None or pid != play.pid:
             processes.send(pid, signal.SIGKILL)
-    play.process.wait(15)
+    play.process.wait(60)
     for pipe in (play.process.stdin, play.process.stdout):
         if pipe is not None:
             pipe.close()
