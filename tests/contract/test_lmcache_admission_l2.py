@@ -189,6 +189,22 @@ def test_of_thousands_of_damaged_files_none_is_admitted(memory: Memory, kind: st
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
+def test_what_the_tier_could_not_read_is_a_miss_and_stays(
+    memory: Memory, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that failed says nothing of what is stored there."""
+    from lmcache.lmcache_native import Bitmap
+
+    with make_tier(kind, tmp_path) as tier:
+        assert store(tier, [key(1)], memory.random(layout(), 1))
+        read = tier.inner_adapter.query_load_result
+        with monkeypatch.context() as failing:
+            failing.setattr(tier.inner_adapter, "query_load_result", lambda number: read(number) and Bitmap(1))
+            assert load(tier, [key(1)], memory.allocate(layout(), 1)) == []
+        assert load(tier, [key(1)], memory.allocate(layout(), 1)) == [0]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_objects_of_another_release_are_misses_and_stay(
     memory: Memory, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

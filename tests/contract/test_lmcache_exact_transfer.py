@@ -64,8 +64,8 @@ def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     from lmcache.v1.multiprocess.modules.engine_driven_transfer import EngineDrivenTransferModule
 
     apply(ADMISSION, monkeypatch, leave_out=["LayoutDescRegistry.register"])
-    shared = {"shm_name": f"splint_exact_{os.getpid()}"} if request.param == "shm" else {}
-    memory = L1MemoryManagerConfig(size_in_bytes=64 << 20, use_lazy=False, **shared)
+    shared = f"splint_exact_{os.getpid()}" if request.param == "shm" else ""
+    memory = L1MemoryManagerConfig(size_in_bytes=64 << 20, use_lazy=False, shm_name=shared)
     context = MPCacheServerContext(StorageManagerConfig(L1ManagerConfig(memory), EvictionConfig("LRU")), CHUNK)
     transfers = EngineDrivenTransferModule(context)
     yield transfers
