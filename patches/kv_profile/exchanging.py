@@ -16,7 +16,11 @@ __all__ = ["reload_weights", "reset_weights", "start_weight_update"]
 
 
 def reload_weights(seam: Seam) -> Callable[..., None]:
-    """A worker reads its weights anew: from where they came, which must hold what it held, and from nowhere else."""
+    """A worker reads its weights anew: from where they came, which must hold what it held, and from nowhere else.
+
+    On the CPU, which has no sleep to wake up from, not even so: in vLLM 0.32 the same files, read over the experts of a
+    running model, left other weights there.
+    """
     original = seam.original
 
     @wraps(original)
@@ -26,6 +30,8 @@ def reload_weights(seam: Seam) -> Callable[..., None]:
             source = (*args[:2], kwargs.get("weights_iterator"), kwargs.get("weights_path"))
             if any(given is not None for given in source):
                 _refuse("a reload from elsewhere than the engine's own model")
+            elif _on_cpu():
+                _refuse("a reload on the CPU, where it leaves experts with other weights than their files have")
             else:
                 _require_the_same(self.vllm_config)
         original(self, *args, **kwargs)
@@ -54,6 +60,12 @@ def _refused(seam: Seam, what: str) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return begin
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def _require_the_same(config: Any) -> None:

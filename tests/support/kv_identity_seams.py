@@ -444,10 +444,14 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
 
     from vllm.v1.worker.gpu_worker import Worker
 
+    from patches.kv_profile import exchanging
+
     folder /= "weights"
     shutil.copytree(model, folder)
 
-    def exchange(method: str, *args: Any, without: bool = False, **kwargs: Any) -> tuple[str, bool]:
+    def exchange(
+        method: str, *args: Any, without: bool = False, on_cpu: bool = False, **kwargs: Any
+    ) -> tuple[str, bool]:
         worker, reached = object.__new__(Worker), MagicMock()
         changes: dict[str, Any] = {"kv_transfer_config": None} if without else {}
         worker.vllm_config = Engine(str(folder), **changes).config
@@ -457,12 +461,15 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
         worker.weight_transfer_engine = reached
         worker._weight_update_active = worker._weight_update_is_draft = False
         worker._set_draft_weight_update_target = reached
-        said = _said(lambda: getattr(worker, method)(*args, **kwargs))
+        with patch.object(exchanging, "_on_cpu", lambda: on_cpu):
+            said = _said(lambda: getattr(worker, method)(*args, **kwargs))
         return said, bool(reached.mock_calls)
 
     change: Callable[[], Any] | None = None
     found = {
         "the same files": exchange("reload_weights"),
+        "the same files, on the CPU": exchange("reload_weights", on_cpu=True),
+        "the same files, on the CPU, no cache": exchange("reload_weights", on_cpu=True, without=True),
         "another folder": exchange("reload_weights", weights_path=model),
         "an iterator": exchange("reload_weights", iter(())),
         "a trainer": exchange("start_weight_update"),
