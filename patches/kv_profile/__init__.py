@@ -33,6 +33,7 @@ PATCH = Patch(
             "KVConnectorFactory.create_connector",
             f"{_WRAPPERS}:create_connector",
         ),
+        Target("vllm.v1.engine.core", "EngineCore.sleep", f"{_EXCHANGING}:sleep"),
         Target(_WORKER, "Worker.reload_weights", f"{_EXCHANGING}:reload_weights"),
         Target(_WORKER, "Worker.reset_weights", f"{_EXCHANGING}:reset_weights"),
         Target(_WORKER, "Worker.start_weight_update", f"{_EXCHANGING}:start_weight_update"),

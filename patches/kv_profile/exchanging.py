@@ -12,7 +12,10 @@ from patches.framework.records import Seam
 from patches.lmcache_identity.carrying import carried, uses_lmcache
 from patches.lmcache_identity.deriving import weights_of
 
-__all__ = ["reload_weights", "reset_weights", "start_weight_update"]
+__all__ = ["reload_weights", "reset_weights", "sleep", "start_weight_update"]
+
+_KEEPS_WEIGHTS = 1
+"""vLLM's deepest sleep in which the weights are kept, in the host's memory."""
 
 
 def reload_weights(seam: Seam) -> Callable[..., None]:
@@ -47,6 +50,20 @@ def start_weight_update(seam: Seam) -> Callable[..., None]:
 def reset_weights(seam: Seam) -> Callable[..., None]:
     """A worker is to set its weights to zero, as vLLM's weight checker asks: every engine would find what it stores."""
     return _refused(seam, "weights that are set to zero")
+
+
+def sleep(seam: Seam) -> Callable[..., Any]:
+    """The engine core, before it pauses anything: one that wakes up without its weights stores KV of what is there."""
+    original = seam.original
+
+    @wraps(original)
+    def fall_asleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        seam.count()
+        if level > _KEEPS_WEIGHTS and uses_lmcache(self.vllm_config):
+            _refuse(f"a sleep of level {level}, which throws the weights away (level {_KEEPS_WEIGHTS} keeps them)")
+        return original(self, level, *args, **kwargs)
+
+    return fall_asleep
 
 
 def _refused(seam: Seam, what: str) -> Callable[..., None]:

@@ -479,9 +479,23 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
         "a trainer, no cache": exchange("start_weight_update", without=True),
         "another folder, no cache": exchange("reload_weights", None, model, without=True),
     }
+    for level in (1, 2):
+        found[f"a sleep of level {level}"] = _sleep(Engine(str(folder)).config, level)
+    found["a sleep of level 2, no cache"] = _sleep(Engine(str(folder), kv_transfer_config=None).config, 2)
     (file,) = folder.glob("*.safetensors")
     change = partial(file.write_bytes, file.read_bytes() + b"\0")
     return found | {"files changed since the start": exchange("reload_weights")}
+
+
+def _sleep(config: Any, level: int) -> tuple[str, bool]:
+    """What vLLM's own engine core says, and whether it paused anything or sent its workers to sleep."""
+    from unittest.mock import MagicMock
+
+    from vllm.v1.engine.core import EngineCore
+
+    core, reached = object.__new__(EngineCore), MagicMock()
+    core.vllm_config, core.pause_scheduler, core.model_executor = config, reached, reached
+    return _said(lambda: core.sleep(level)), bool(reached.mock_calls)
 
 
 def _hub_adapter() -> Any:
