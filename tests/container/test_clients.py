@@ -36,8 +36,9 @@ def server(images: Any, model: str, network: str) -> Iterator[tuple[Container, s
 
 
 @pytest.fixture
-def client(server: tuple[Container, str]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server[1], api_key="none", max_retries=0, timeout=60)
+def client(server: tuple[Container, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server[1], api_key="none", max_retries=0, timeout=60) as found:
+        yield found
 
 
 def test_whole_and_streamed_answers_agree_and_carry_log_probabilities(client: openai.OpenAI) -> None:

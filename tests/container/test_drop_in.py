@@ -75,8 +75,8 @@ def test_any_user_of_group_0_with_a_read_only_root_file_system(start: Start) -> 
     )  # fmt: skip
     print(f"healthy after {server.wait_healthy():.1f} s")
     assert "8000" in server.logs(400)
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
-    answer = client.completions.create(model="tiny", prompt="a splint", max_tokens=4, temperature=0)
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        answer = client.completions.create(model="tiny", prompt="a splint", max_tokens=4, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
     assert server.execute("id", "-u") == "4711"

@@ -27,9 +27,9 @@ def url(main_job: Compose) -> str:
 
 
 def test_the_openai_sdk_is_answered_on_the_published_port(url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    messages: Any = [{"role": "user", "content": "the quick brown fox"}]
-    answer = client.chat.completions.create(model="tiny-moe", messages=messages, max_tokens=8, temperature=0)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        messages: Any = [{"role": "user", "content": "the quick brown fox"}]
+        answer = client.chat.completions.create(model="tiny-moe", messages=messages, max_tokens=8, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
 
@@ -67,14 +67,14 @@ def test_a_killed_engine_ends_the_server_with_an_error_and_it_is_started_again(m
 
 def test_a_stop_lets_requests_finish_and_ends_with_code_0(main_job: Compose, url: str) -> None:
     """Stock breaks them off."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    asked: Any = {"model": "tiny-moe", "prompt": "a splint", "max_tokens": IN_FLIGHT_TOKENS, "temperature": 0}
-    stream = iter(client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
-    next(stream)
-    with ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(main_job.service("vllm-cpu").stop, 120)
-        rest = list(stream)
-        code, seconds = stopped.result()
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        asked: Any = {"model": "tiny-moe", "prompt": "a splint", "max_tokens": IN_FLIGHT_TOKENS, "temperature": 0}
+        stream = iter(client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
+        next(stream)
+        with ThreadPoolExecutor(1) as pool:
+            stopped = pool.submit(main_job.service("vllm-cpu").stop, 120)
+            rest = list(stream)
+            code, seconds = stopped.result()
     print(f"docker stop with a request of {IN_FLIGHT_TOKENS} tokens in flight: code {code} after {seconds:.1f} s")
     assert rest[-1].choices[0].finish_reason == "length"
     assert code == 0

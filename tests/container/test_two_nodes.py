@@ -44,12 +44,12 @@ def test_two_nodes_serve_with_one_budget_and_the_death_of_one_ends_the_other(nod
         # By the counters of each rank, so the other container's has answered itself.
         assert checks["dp_ranks"]["evidence"]["ranks"].keys() == {"0", "1"}
         print(f"budget: {checks['kv_budget']['evidence']}")
-        client = openai.OpenAI(base_url=f"{_url(compose)}/v1", api_key="none", max_retries=0, timeout=60)
-        for rank in ("0", "1"):
-            answer = client.completions.create(
-                model="tiny-moe", prompt="a splint", max_tokens=4, extra_headers={"X-data-parallel-rank": rank}
-            )
-            assert answer.choices[0].text is not None
+        with openai.OpenAI(base_url=f"{_url(compose)}/v1", api_key="none", max_retries=0, timeout=60) as client:
+            for rank in ("0", "1"):
+                answer = client.completions.create(
+                    model="tiny-moe", prompt="a splint", max_tokens=4, extra_headers={"X-data-parallel-rank": rank}
+                )
+                assert answer.choices[0].text is not None
 
         docker("kill", compose.service("node").id)
         killed = time.monotonic()

@@ -124,7 +124,9 @@ def second(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Files | V
         yield Files(tmp_path, request.param)
         return
     with redis_server(tmp_path) as server:
-        yield Values(server)
+        values = Values(server)
+        yield values
+        values.client.close()
 
 
 @pytest.mark.full

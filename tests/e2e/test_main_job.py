@@ -98,24 +98,28 @@ def test_our_start_up_work_is_at_most_three_percent_of_the_time_to_healthy(
 
 
 def test_the_openai_sdk_chats_streams_and_reads_log_probabilities(stack: Server) -> None:
-    client = openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0)
-    messages: Any = [{"role": "user", "content": "the quick brown fox"}]
-    whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, logprobs=True)
-    parts = client.chat.completions.create(model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True)
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    with openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": "the quick brown fox"}]
+        whole = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=12, temperature=0, logprobs=True
+        )
+        parts = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True
+        )
+        text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == whole.choices[0].message.content
     assert whole.choices[0].logprobs is not None
 
 
 def test_every_openai_client_sees_which_patches_its_answer_came_through(stack: Server, report: dict[str, Any]) -> None:
-    client = openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0)
-    asked: Any = {"model": "tiny", "max_tokens": 2, "temperature": 0}
-    messages: Any = [{"role": "user", "content": "the quick brown fox"}]
-    answers = [
-        client.chat.completions.create(messages=messages, **asked),
-        client.completions.create(prompt="a", **asked),
-        *client.chat.completions.create(messages=messages, stream=True, **asked),
-    ]
+    with openai.OpenAI(base_url=stack.base_url + "/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "tiny", "max_tokens": 2, "temperature": 0}
+        messages: Any = [{"role": "user", "content": "the quick brown fox"}]
+        answers = [
+            client.chat.completions.create(messages=messages, **asked),
+            client.completions.create(prompt="a", **asked),
+            *client.chat.completions.create(messages=messages, stream=True, **asked),
+        ]
     said = {answer.system_fingerprint for answer in answers if answer.system_fingerprint}
     print(f"system_fingerprint: {said}")
     assert len(said) == 1
