@@ -18,78 +18,63 @@ _KEEPS_WEIGHTS = 1
 """vLLM's deepest sleep in which the weights are kept, in the host's memory."""
 
 
-def reload_weights(seam: Seam) -> Callable[..., None]:
+def reload_weights(seam: Seam) -> Callable[..., Any]:
     """A worker reads its weights anew: from where they came, which must hold what it held, and from nowhere else.
 
     On the CPU, which has no sleep to wake up from, not even so: in vLLM 0.32 the same files, read over the experts of a
     running model, left other weights there.
     """
-    original = seam.original
-
-    @wraps(original)
-    def reload(self: Any, *args: Any, **kwargs: Any) -> None:
-        seam.count()
-        if uses_lmcache(self.vllm_config):
-            source = (*args[:2], kwargs.get("weights_iterator"), kwargs.get("weights_path"))
-            if any(given is not None for given in source):
-                _refuse("a reload from elsewhere than the engine's own model")
-            elif _on_cpu():
-                _refuse("a reload on the CPU, where it leaves experts with other weights than their files have")
-            else:
-                _require_the_same(self.vllm_config)
-        original(self, *args, **kwargs)
-
-    return reload
+    return _guarded(seam, _brought_by_a_reload)
 
 
-def start_weight_update(seam: Seam) -> Callable[..., None]:
+def start_weight_update(seam: Seam) -> Callable[..., Any]:
     """A trainer is about to send weights to a worker, for the model or for its draft."""
-    return _refused(seam, "a weight update")
+    return _guarded(seam, lambda *_, **__: "a weight update")
 
 
-def reset_weights(seam: Seam) -> Callable[..., None]:
+def reset_weights(seam: Seam) -> Callable[..., Any]:
     """A worker is to set its weights to zero, as vLLM's weight checker asks: every engine would find what it stores."""
-    return _refused(seam, "weights that are set to zero")
+    return _guarded(seam, lambda *_, **__: "weights that are set to zero")
 
 
 def sleep(seam: Seam) -> Callable[..., Any]:
     """The engine core, before it pauses anything: one that wakes up without its weights stores KV of what is there."""
+    return _guarded(seam, _lost_in_a_sleep)
+
+
+def _guarded(seam: Seam, change: Callable[..., str | None]) -> Callable[..., Any]:
+    """Refuse the call where ``change``, given the configuration and the call's own arguments, names other weights."""
     original = seam.original
 
     @wraps(original)
-    def fall_asleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         seam.count()
-        if level > _KEEPS_WEIGHTS and uses_lmcache(self.vllm_config):
-            _refuse(f"a sleep of level {level}, which throws the weights away (level {_KEEPS_WEIGHTS} keeps them)")
-        return original(self, level, *args, **kwargs)
-
-    return fall_asleep
-
-
-def _refused(seam: Seam, what: str) -> Callable[..., None]:
-    original = seam.original
-
-    @wraps(original)
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        seam.count()
-        if uses_lmcache(self.vllm_config):
+        if uses_lmcache(self.vllm_config) and (what := change(self.vllm_config, *args, **kwargs)):
             _refuse(what)
-        original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    return begin
+    return call
 
 
-def _on_cpu() -> bool:
+def _brought_by_a_reload(
+    config: Any, weights_iterator: Any = None, weights_path: str | None = None, *_: Any, **__: Any
+) -> str | None:
     from vllm.platforms import current_platform
 
-    return bool(current_platform.is_cpu())
+    if weights_iterator is not None or weights_path is not None:
+        return "a reload from elsewhere than the engine's own model"
+    if current_platform.is_cpu():
+        return "a reload on the CPU, where it leaves experts with other weights than their files have"
+    profile, now = carried(config), weights_of(config)
+    if profile is None or now == profile.weights:
+        return None
+    return f"a reload of {now} over {profile.weights}"
 
 
-def _require_the_same(config: Any) -> None:
-    profile = carried(config)
-    now = weights_of(config)
-    if profile is not None and now != profile.weights:
-        _refuse(f"a reload of {now} over {profile.weights}")
+def _lost_in_a_sleep(_config: Any, level: int = 1, *_: Any, **__: Any) -> str | None:
+    if level <= _KEEPS_WEIGHTS:
+        return None
+    return f"a sleep of level {level}, which throws the weights away (level {_KEEPS_WEIGHTS} keeps them)"
 
 
 def _refuse(what: str) -> None:

@@ -442,9 +442,8 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
     from types import SimpleNamespace
     from unittest.mock import MagicMock
 
+    from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_worker import Worker
-
-    from patches.kv_profile import exchanging
 
     folder /= "weights"
     shutil.copytree(model, folder)
@@ -461,7 +460,7 @@ def weights_exchanged_in_a_running_engine(model: str, folder: Path) -> Any:
         worker.weight_transfer_engine = reached
         worker._weight_update_active = worker._weight_update_is_draft = False
         worker._set_draft_weight_update_target = reached
-        with patch.object(exchanging, "_on_cpu", lambda: on_cpu):
+        with patch.object(type(current_platform), "is_cpu", lambda _: on_cpu):
             said = _said(lambda: getattr(worker, method)(*args, **kwargs))
         return said, bool(reached.mock_calls)
 
